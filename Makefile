@@ -1,0 +1,33 @@
+# Everything is made below .cache, in the tree, and in Go's own caches.
+BIN     := .cache/bin
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+TOOL    := go tool -modfile=internal/tools/go.mod
+
+.DEFAULT_GOAL := build
+.PHONY: build test lint demo demo-stop bench clean
+
+build: ## the static binary, .cache/bin/kip
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kip ./cmd/kip
+
+test: ## all tests, with the race detector; the summary names what was left out
+	$(TOOL) gotestsum --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 20m ./...
+
+lint: ## formatting, vet, staticcheck
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	go vet ./...
+	$(TOOL) staticcheck ./...
+	go mod tidy -diff
+
+demo: ## the whole of kip in one command, on a real containerd; KEEP=1 leaves it up
+	go run ./internal/testenv/demo $(if $(KEEP),-keep)
+
+demo-stop: ## end what make demo KEEP=1 left up
+	go run ./internal/testenv/demo -stop
+
+bench: ## kip against crictl, by turns
+	go run ./internal/testenv/bench
+
+clean: ## remove all that was made
+	rm -rf .cache

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+)
+
+func newApp(stdout, stderr io.Writer) *cli.App {
+	return &cli.App{
+		Name:      "kip",
+		Usage:     "pre-pulls container images on a Kubernetes node",
+		Version:   buildVersion(),
+		Writer:    stdout,
+		ErrWriter: stderr,
+		Flags:     append(globalFlags(), nearFlags(true)...),
+		Before:    setUpLog,
+		Action:    noCommand,
+		Commands: []*cli.Command{
+			runCommand(),
+			pullCommand(),
+			{
+				Name: "images", Aliases: []string{"image", "i"}, Usage: "work with images", Action: noCommand, OnUsageError: plainError,
+				Subcommands: []*cli.Command{pullCommand()},
+			},
+			versionCommand(),
+		},
+		DisableSliceFlagSeparator: true, // kip splits by itself: lists of folders at colons, of names at commas
+		OnUsageError:              plainError,
+		ExitErrHandler:            func(*cli.Context, error) {}, // run gives the status
+	}
+}
+
+// plainError keeps urfave from printing the whole help below an error.
+func plainError(_ *cli.Context, err error, _ bool) error { return err }
+
+// noCommand shows the help of a command that only has commands below it.
+func noCommand(c *cli.Context) error {
+	if c.Args().Present() {
+		return fmt.Errorf("unknown command %q: %s --help lists the commands", c.Args().First(), c.Command.HelpName)
+	}
+	return cli.ShowAppHelp(c)
+}
+
+// checkArgs refuses arguments that look like flags: urfave takes no flag after
+// the first argument, and would hand it on as an image.
+func checkArgs(c *cli.Context) error {
+	i := slices.IndexFunc(c.Args().Slice(), func(a string) bool { return strings.HasPrefix(a, "-") })
+	if i < 0 {
+		return nil
+	}
+	return fmt.Errorf("%q stands after the first argument: flags go before arguments, as in kip %s [flags] ARGUMENT", c.Args().Get(i), c.Command.Name)
+}
+
+// dropEmptyVariables removes variables that are set to nothing, so that they
+// count as not set. An empty KIP_IMAGES is an empty list.
+func dropEmptyVariables(app *cli.App) {
+	flags := slices.Clone(app.Flags)
+	for _, c := range app.Commands {
+		flags = append(flags, c.Flags...)
+	}
+	for _, f := range flags {
+		doc, ok := f.(cli.DocGenerationFlag)
+		if !ok {
+			continue
+		}
+		for _, name := range doc.GetEnvVars() {
+			if os.Getenv(name) == "" && name != imagesVariable {
+				os.Unsetenv(name)
+			}
+		}
+	}
+}

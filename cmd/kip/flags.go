@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"example.com/kip/puller"
+	"example.com/kip/resolver"
+)
+
+const (
+	defaultAddress        = "/run/containerd/containerd.sock"
+	defaultConnectTimeout = 10 * time.Second
+	defaultSecretsDir     = "/mnt/secrets"
+)
+
+// globalFlags stand before the command, as in ctr.
+func globalFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "address", Aliases: []string{"a", "cri-endpoint"}, Usage: "containerd's `SOCKET`", Value: defaultAddress, EnvVars: []string{"CONTAINERD_ADDRESS", "KIP_CRI_ENDPOINT"}},
+		&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "containerd `NAMESPACE`; the kubelet's is k8s.io", Value: "k8s.io", EnvVars: []string{"CONTAINERD_NAMESPACE"}},
+		&cli.DurationFlag{Name: "timeout", Usage: "end the command after this `TIME`; 0 for no limit"},
+		&cli.DurationFlag{Name: "connect-timeout", Usage: "give up reaching containerd after this `TIME`", Value: defaultConnectTimeout},
+		&cli.BoolFlag{Name: "debug", Usage: "log everything, as --log-level DEBUG does"},
+		&cli.StringFlag{Name: "log-level", Usage: "`LEVEL`: DEBUG, INFO, WARN or ERROR", Value: "INFO", EnvVars: []string{"KIP_LOG_LEVEL"}},
+		&cli.StringFlag{Name: "log-format", Usage: "`FORMAT`: text or json", Value: "text"},
+	}
+}
+
+// nearFlags may stand before and after the command. Only those before it read
+// the environment, so that a flag there is not hidden by a variable.
+func nearFlags(global bool) []cli.Flag {
+	env := func(name string) []string {
+		if global {
+			return []string{name}
+		}
+		return nil
+	}
+	return []cli.Flag{
+		&cli.StringSliceFlag{Name: "secrets-dir", Usage: "`FOLDER` with pull secrets, one folder a secret or secret files directly; may repeat (default: " + defaultSecretsDir + ")", EnvVars: env("KIP_SECRETS_DIR")},
+		&cli.StringSliceFlag{Name: "hosts-dir", Usage: "`FOLDER` with hosts.toml files; may repeat (default: what the daemon says)", EnvVars: env("KIP_HOSTS_DIR")},
+		&cli.StringFlag{Name: "snapshotter", Usage: "`NAME` of the snapshotter to unpack into (default: the daemon's)", EnvVars: env("CONTAINERD_SNAPSHOTTER")},
+	}
+}
+
+// near returns the context in which a flag of nearFlags is set, from the command
+// outwards; urfave itself looks at the innermost one that defines it. The
+// outermost has the environment.
+func near(c *cli.Context, name string) *cli.Context {
+	var last *cli.Context
+	for _, ctx := range c.Lineage() {
+		if ctx.Command == nil { // urfave's own root, above the app's
+			break
+		}
+		last = ctx
+		if slices.Contains(ctx.LocalFlagNames(), name) {
+			break
+		}
+	}
+	return last
+}
+
+// folders returns a flag that is a list of folders, each of its values a list
+// with colons.
+func folders(c *cli.Context, name string) []string {
+	var list []string
+	for _, v := range near(c, name).StringSlice(name) {
+		list = append(list, filepath.SplitList(v)...)
+	}
+	return list
+}
+
+// pullFlags say how images are pulled, by kip run and kip pull.
+func pullFlags() []cli.Flag {
+	return append([]cli.Flag{
+		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT` of the report: text or json", Value: "text"},
+		&cli.IntFlag{Name: "num-pullers", Usage: "`NUMBER` of images in progress at once", EnvVars: []string{"KIP_NUM_PULLERS"}},
+		&cli.IntFlag{Name: "num-retries", Usage: "`NUMBER` of pulls of an image, all told, before it has failed", Value: 3, EnvVars: []string{"KIP_NUM_RETRIES"}},
+		&cli.BoolFlag{Name: "anonymous-fallback", Usage: "when all credentials were refused, try once without", Value: true},
+	}, nearFlags(false)...)
+}
+
+// pullOptions reads the flags of pullFlags and the global ones.
+func pullOptions(c *cli.Context) (puller.Options, error) {
+	opts := puller.Options{
+		Namespace:   c.String("namespace"),
+		Snapshotter: near(c, "snapshotter").String("snapshotter"),
+		Pullers:     c.Int("num-pullers"),
+		Retries:     c.Int("num-retries"),
+		Registry: resolver.Options{
+			HostsDirs:           folders(c, "hosts-dir"),
+			NoAnonymousFallback: !c.Bool("anonymous-fallback"),
+			UserAgent:           userAgent(),
+		},
+	}
+	if c.IsSet("num-pullers") && opts.Pullers < 1 {
+		return opts, fmt.Errorf("--num-pullers (KIP_NUM_PULLERS) is %d: it must be 1 or more", opts.Pullers)
+	}
+	if opts.Retries < 1 {
+		return opts, fmt.Errorf("--num-retries (KIP_NUM_RETRIES) is %d: it must be 1 or more", opts.Retries)
+	}
+	return opts, nil
+}
+
+// secretsDirs are the folders with pull secrets.
+func secretsDirs(c *cli.Context) []string {
+	if dirs := folders(c, "secrets-dir"); len(dirs) > 0 {
+		return dirs
+	}
+	return []string{defaultSecretsDir}
+}
+
+// connector returns a function that reaches the daemon.
+func connector(c *cli.Context, opts puller.Options) (func(context.Context) (*puller.Puller, error), error) {
+	address, timeout := c.String("address"), c.Duration("connect-timeout")
+	if strings.Contains(address, "docker") && !strings.Contains(address, "containerd") {
+		return nil, fmt.Errorf("--address (KIP_CRI_ENDPOINT) is %q: kip works with containerd only, not with a docker endpoint", address)
+	}
+	if scheme, _, ok := strings.Cut(address, "://"); ok && scheme != "unix" {
+		return nil, fmt.Errorf("--address (CONTAINERD_ADDRESS, KIP_CRI_ENDPOINT) is %q: it must be the path of a socket, with or without unix://", address)
+	}
+	if timeout <= 0 {
+		timeout = defaultConnectTimeout
+	}
+	return func(ctx context.Context) (*puller.Puller, error) { return puller.Connect(ctx, address, timeout, opts) }, nil
+}
+
+// withTimeout is the command's context with the limit of --timeout.
+func withTimeout(c *cli.Context) (context.Context, context.CancelFunc) {
+	if d := c.Duration("timeout"); d > 0 {
+		return context.WithTimeout(c.Context, d)
+	}
+	return context.WithCancel(c.Context)
+}
+
+// oneOf checks a flag whose values are words, whatever their case in words.
+func oneOf(c *cli.Context, name string, words ...string) error {
+	if v := c.String(name); !slices.Contains(words, v) {
+		return fmt.Errorf("--%s is %q: it must be one of %s", name, v, strings.Join(words, ", "))
+	}
+	return nil
+}
+
+// seconds reads a time that is a number of seconds, as in the old KIP, or has a
+// unit, as in 5m.
+func seconds(s string) (time.Duration, error) {
+	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
+		return time.Duration(n) * time.Second, nil
+	}
+	return time.ParseDuration(s)
+}

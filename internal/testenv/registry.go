@@ -1,0 +1,292 @@
+package testenv
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing/iotest"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/platforms"
+	"golang.org/x/crypto/bcrypt"
+	"golang.org/x/sync/semaphore"
+)
+
+// Auth is how a registry wants to know its users.
+type Auth int
+
+// The registry asks for a login by itself, or sends its users to a token
+// service.
+const (
+	Basic Auth = iota
+	Bearer
+)
+
+// User is an account of a registry.
+type User struct {
+	Password string
+	// Prefixes are the beginnings of the repositories that the user may pull, all
+	// where there are none. A registry with Basic auth lets each user pull all.
+	Prefixes []string
+}
+
+// Registry is a real distribution registry behind a proxy that counts. With
+// Bearer auth, anyone may pull the repositories below public/.
+type Registry struct {
+	// Host is the registry's address as it stands in image names.
+	Host string
+
+	t        T
+	cut      atomic.Int64 // see CutAfter
+	down     atomic.Bool
+	front    *server
+	token    *tokenService
+	password string // the pusher's
+}
+
+// Request is what a server of the rig saw.
+type Request struct {
+	Method, Path string
+	// User is the name that came with it, empty for none.
+	User string
+	// Status is what was answered.
+	Status int
+}
+
+// pusher may do everything in each registry of the rig. Its password is made
+// for the run.
+const pusher = "testenv"
+
+// StartRegistry starts a registry that knows the given users.
+func StartRegistry(t T, auth Auth, users map[string]User) *Registry {
+	t.Helper()
+	dir := Dir(t)
+	r := &Registry{t: t, password: rand.Text()}
+	all := map[string]User{pusher: {Password: r.password}}
+	for name, u := range users {
+		all[name] = u
+	}
+	var access string
+	switch auth {
+	case Basic:
+		access = "htpasswd: {realm: testenv, path: " + htpasswd(t, dir, all) + "}"
+	case Bearer:
+		r.token = startTokenService(t, dir, all)
+		access = fmt.Sprintf("token: {realm: %q, service: %s, issuer: %s, jwks: %s}",
+			"http://"+r.token.host+"/token", tokenServiceName, tokenServiceName, r.token.jwks)
+	}
+	socket := filepath.Join(dir, "registry.sock")
+	config := fmt.Sprintf(`version: 0.1
+log: {level: warn}
+storage: {filesystem: {rootdirectory: %q}, delete: {enabled: true}}
+http: {net: unix, addr: %q, secret: %s, relativeurls: true}
+auth: {%s}
+`, filepath.Join(dir, "registry"), socket, rand.Text(), access)
+	path := filepath.Join(dir, "registry.yml")
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		t.Fatalf("configuring the registry: %v", err)
+	}
+	cmd := exec.Command(Tool(t, "registry"), "serve", path)
+	cmd.Env = append(os.Environ(), "OTEL_TRACES_EXPORTER=none")
+	proc := start(t, dir, "registry", cmd)
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
+	await(t, "the registry", func() error {
+		if err := proc.alive(); err != nil {
+			t.Fatalf("%v", err)
+		}
+		conn, err := dial(context.Background(), "", "")
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	proxy := &httputil.ReverseProxy{
+		ErrorLog:       log.New(io.Discard, "", 0),
+		Transport:      &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 64},
+		ModifyResponse: r.cutBody,
+		Rewrite:        func(p *httputil.ProxyRequest) { p.Out.URL.Scheme, p.Out.URL.Host = "http", p.In.Host },
+	}
+	r.front = startServer(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if r.down.Load() {
+			panic(http.ErrAbortHandler)
+		}
+		proxy.ServeHTTP(w, req)
+	}))
+	r.Host = r.front.host
+	return r
+}
+
+// htpasswd writes the registry's password file.
+func htpasswd(t T, dir string, users map[string]User) string {
+	t.Helper()
+	var file strings.Builder
+	for name, u := range users {
+		hash, err := bcrypt.GenerateFromPassword([]byte(u.Password), bcrypt.MinCost)
+		if err != nil {
+			t.Fatalf("writing the password file: %v", err)
+		}
+		fmt.Fprintf(&file, "%s:%s\n", name, hash)
+	}
+	path := filepath.Join(dir, "htpasswd")
+	if err := os.WriteFile(path, []byte(file.String()), 0o600); err != nil {
+		t.Fatalf("writing the password file: %v", err)
+	}
+	return path
+}
+
+// Push puts an image of m into the registry and returns its full reference.
+// name is the repository and tag, as in team/kernel:1.
+func (r *Registry) Push(m *Images, image Image, name string) string {
+	r.t.Helper()
+	ref := r.Host + "/" + name
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	p, err := r.resolver().Pusher(ctx, ref)
+	if err != nil {
+		r.t.Fatalf("pushing %s: %v", ref, err)
+	}
+	// One at a time: the authorizer of containerd 2.4 has a data race when several
+	// requests ask for the first token.
+	if err := remotes.PushContent(ctx, p, image.Manifest, m.store, semaphore.NewWeighted(1), platforms.All, nil); err != nil {
+		r.t.Fatalf("pushing %s: %v", ref, err)
+	}
+	return ref
+}
+
+// resolver has the pusher's rights.
+func (r *Registry) resolver() remotes.Resolver {
+	creds := func(string) (string, string, error) { return pusher, r.password, nil }
+	return docker.NewResolver(docker.ResolverOptions{Hosts: docker.ConfigureDefaultRegistries(
+		docker.WithPlainHTTP(docker.MatchAllHosts),
+		docker.WithAuthorizer(docker.NewDockerAuthorizer(docker.WithAuthCreds(creds))),
+	)})
+}
+
+// Requests returns what the registry and its token service have seen since the
+// start or the last Forget.
+func (r *Registry) Requests() []Request {
+	seen := r.front.requests()
+	if r.token != nil {
+		seen = append(seen, r.token.requests()...)
+	}
+	return seen
+}
+
+// Forget drops the requests seen so far.
+func (r *Registry) Forget() {
+	r.front.forget()
+	if r.token != nil {
+		r.token.forget()
+	}
+}
+
+// CutAfter makes the registry break the connection in the first answer that is
+// longer than n bytes, after n bytes, and each later request at once; 0 ends that.
+func (r *Registry) CutAfter(n int64) {
+	r.cut.Store(n)
+	r.down.Store(false)
+}
+
+func (r *Registry) cutBody(resp *http.Response) error {
+	if n := r.cut.Load(); n > 0 && resp.ContentLength > n {
+		r.down.Store(true)
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(io.LimitReader(resp.Body, n), iotest.ErrReader(errors.New("cut by the rig"))), resp.Body}
+	}
+	return nil
+}
+
+// Stop closes the registry's doors: connections to it are refused from now on.
+func (r *Registry) Stop() {
+	r.front.close()
+	if r.token != nil {
+		r.token.close()
+	}
+}
+
+// server is an HTTP server on loopback that keeps a record of its requests.
+type server struct {
+	host  string
+	http  http.Server
+	close func()
+
+	mu   sync.Mutex
+	seen []Request
+}
+
+func startServer(t T, h http.Handler) *server {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("listening on loopback: %v", err)
+	}
+	s := &server{host: l.Addr().String()}
+	s.http.Handler = s.record(h)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.http.Serve(l)
+	}()
+	s.close = func() {
+		s.http.Close()
+		<-done
+	}
+	cleanup(t, s.close)
+	return s
+}
+
+func (s *server) record(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		user, _, _ := req.BasicAuth()
+		sw := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+		defer func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.seen = append(s.seen, Request{req.Method, req.URL.Path, user, sw.status})
+		}()
+		h.ServeHTTP(sw, req)
+	})
+}
+
+func (s *server) requests() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]Request(nil), s.seen...)
+}
+
+func (s *server) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = nil
+}
+
+// statusWriter remembers the status of an answer.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets the server find the Flusher below.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

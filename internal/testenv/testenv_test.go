@@ -1,0 +1,12 @@
+package testenv
+
+import "testing"
+
+func TestTheRigRunsAnImageOfItsOwn(t *testing.T) {
+	NeedRoot(t)
+	node := StartContainerd(t, Newest)
+	m := NewImages(t)
+	reg := StartRegistry(t, Bearer, nil)
+	node.LoadPause(m, reg)
+	t.Log(node.RunContainer(PauseImage, ""))
+}

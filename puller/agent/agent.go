@@ -1,0 +1,191 @@
+// Package agent is kip's loop on a node: it asks the sources which images are
+// wanted, reads the pull secrets, and has the puller make the images present.
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"example.com/kip/puller"
+	"example.com/kip/puller/source"
+	"example.com/kip/secrets"
+)
+
+// Config says what the agent does.
+type Config struct {
+	// Sources are asked in this order.
+	Sources []source.Source
+	// SecretsDirs hold the pull secrets, read anew for each cycle.
+	SecretsDirs []string
+	// DefaultRegistry is put before names that have no registry.
+	DefaultRegistry string
+	// Interval is the time from the end of a cycle to the next one.
+	Interval time.Duration
+	// Connect reaches the daemon. It is called until it succeeds.
+	Connect func(ctx context.Context) (*puller.Puller, error)
+}
+
+// Agent keeps the images of a node.
+type Agent struct {
+	config Config
+	// logged is what was last said of each subject, so that each change is logged
+	// once and nothing every cycle.
+	logged map[string]string
+	// reported is set where somebody reads the report: what is wrong stands there,
+	// and need not be in the log as well.
+	reported bool
+}
+
+// New returns an agent.
+func New(config Config) *Agent {
+	return &Agent{config: config, logged: map[string]string{}}
+}
+
+// Waits for a daemon that is not there.
+const (
+	firstConnectWait = time.Second
+	maxConnectWait   = 30 * time.Second
+)
+
+// Run does cycles and hands on their reports until the context or done fails,
+// and returns that error. It waits for a daemon that is not there.
+func (a *Agent) Run(ctx context.Context, done func(Report) error) error {
+	p, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	for {
+		r := a.Cycle(ctx, p)
+		slog.Debug("cycle ended", "present", r.Present, "failed", r.Failed, "skipped", r.Skipped)
+		if err := done(r); err != nil {
+			return err
+		}
+		if err := sleep(ctx, a.config.Interval); err != nil {
+			return err
+		}
+	}
+}
+
+func (a *Agent) connect(ctx context.Context) (*puller.Puller, error) {
+	wait := firstConnectWait
+	for {
+		p, err := a.config.Connect(ctx)
+		if err == nil {
+			return p, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		a.once(slog.LevelWarn, "containerd", "waiting for containerd: "+err.Error())
+		if err := sleep(ctx, wait+rand.N(wait/4)); err != nil {
+			return nil, err
+		}
+		wait = min(2*wait, maxConnectWait)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Once reaches the daemon, which must be there, and does one cycle.
+func (a *Agent) Once(ctx context.Context) (Report, error) {
+	p, err := a.config.Connect(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	defer p.Close()
+	a.reported = true
+	return a.Cycle(ctx, p), nil
+}
+
+// Cycle asks the sources and makes present what they want, once.
+func (a *Agent) Cycle(ctx context.Context, p *puller.Puller) Report {
+	r := Report{Version: 1, Sources: []SourceReport{}, Warnings: []string{}, Images: []puller.Result{}}
+	wanted := a.ask(ctx, &r)
+	keyring, problems := secrets.Load(a.config.SecretsDirs...)
+	for _, problem := range problems {
+		a.warn(&r, problem.String())
+	}
+	r.Images = append(r.Images, p.Sync(ctx, wanted, keyring, a.logResult)...)
+	for _, i := range r.Images {
+		switch i.State {
+		case puller.Present:
+			r.Present++
+		case puller.Failed:
+			r.Failed++
+		case puller.Skipped:
+			r.Skipped++
+		}
+	}
+	return r
+}
+
+// ask returns what all sources want.
+func (a *Agent) ask(ctx context.Context, r *Report) []puller.Wanted {
+	var wanted []puller.Wanted
+	for _, s := range a.config.Sources {
+		answer, err := s.Images(ctx)
+		report := SourceReport{Name: s.Name(), State: sourceOK, Images: len(answer.Images)}
+		if err != nil {
+			report.State, report.Message = sourceFailed, err.Error()
+			a.once(slog.LevelError, "source "+s.Name(), fmt.Sprintf("source %s failed: %v", s.Name(), err))
+		} else {
+			a.once(slog.LevelInfo, "source "+s.Name(), fmt.Sprintf("source %s names %d images", s.Name(), len(answer.Images)))
+		}
+		r.Sources = append(r.Sources, report)
+		for _, warning := range answer.Warnings {
+			a.warn(r, fmt.Sprintf("source %s: %s", s.Name(), warning))
+		}
+		for _, image := range answer.Images {
+			w := puller.Wanted{Image: image, Source: s.Name()}
+			if a.config.DefaultRegistry != "" && !puller.HasRegistry(image) {
+				w.Ref = a.config.DefaultRegistry + "/" + image
+				a.warn(r, fmt.Sprintf("%s is read as %s, by the default registry; a pod's own image string is not", image, w.Ref))
+			}
+			wanted = append(wanted, w)
+		}
+	}
+	if len(wanted) == 0 && r.OK() {
+		a.warn(r, "no image is wanted")
+	}
+	return wanted
+}
+
+// warn puts a warning into the report, and into the log the first time.
+func (a *Agent) warn(r *Report, text string) {
+	r.Warnings = append(r.Warnings, text)
+	a.once(slog.LevelWarn, text, text)
+}
+
+// once logs a message unless it is the last one that was logged of its subject.
+func (a *Agent) once(level slog.Level, subject, message string, args ...any) {
+	if a.reported && level > slog.LevelInfo {
+		level = slog.LevelDebug
+	}
+	if a.logged[subject] != message {
+		a.logged[subject] = message
+		slog.Log(context.Background(), level, message, args...)
+	}
+}
+
+func (a *Agent) logResult(res puller.Result) {
+	subject := "image " + res.Image
+	if res.State == puller.Failed {
+		a.once(slog.LevelError, subject, res.Message, "image", res.Image, "reason", res.Reason, "credential", res.Credential, "attempts", res.Attempts)
+		return
+	}
+	if res.Action == puller.Pulled {
+		delete(a.logged, subject)
+	}
+	a.once(slog.LevelInfo, subject, string(res.State), "image", res.Image, "action", res.Action, "digest", res.Digest, "credential", res.Credential, "bytes", res.Bytes)
+}

@@ -1,0 +1,162 @@
+package puller
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"example.com/kip/resolver"
+)
+
+// Pull makes one image present: it does nothing for a present one, writes what
+// records are missing, and fetches and unpacks what else is missing. Credentials
+// come from the keyring. The result says how it went, also when it failed.
+func (p *Puller) Pull(ctx context.Context, ref Reference, keyring resolver.Keyring) Result {
+	began := time.Now()
+	res := Result{Ref: ref.String(), State: Failed, Action: None, Names: []string{}}
+	err := p.pull(p.context(ctx), ref, keyring, &res)
+	if err != nil {
+		res.Reason, res.Message = reasonOf(err), message(err)
+	}
+	res.Seconds = time.Since(began).Seconds()
+	return res
+}
+
+func (p *Puller) pull(ctx context.Context, ref Reference, keyring resolver.Keyring, res *Result) error {
+	have, err := p.Check(ctx, ref)
+	if err != nil {
+		return err
+	}
+	known := have.Target
+	if p.opts.Always && !ref.digested() {
+		known = nil
+	}
+	if known != nil && have.content && len(have.Missing) > 0 {
+		slog.Info("writing missing records", "image", res.Ref, "missing", have.Missing)
+		if err := p.writeRecords(ctx, ref, *have.Target, have.ID); err != nil {
+			return err
+		}
+	}
+	if known == nil || !have.content {
+		slog.Debug("pulling", "image", res.Ref, "missing", have.Missing)
+		if err := p.tryAll(ctx, ref, known, keyring, res); err != nil {
+			return err
+		}
+	}
+	return p.confirm(ctx, ref, have, res)
+}
+
+// confirm looks at the daemon again and fills in what is there.
+func (p *Puller) confirm(ctx context.Context, ref Reference, before Presence, res *Result) error {
+	have := before
+	if len(before.Missing) > 0 || res.Attempts > 0 {
+		var err error
+		if have, err = p.Check(ctx, ref); err != nil {
+			return err
+		}
+	}
+	if len(have.Missing) > 0 {
+		return fmt.Errorf("still missing after the pull: %q", have.Missing)
+	}
+	res.State = Present
+	res.Digest, res.ID = have.Target.Digest.String(), have.ID.String()
+	res.Names, res.Pinned = have.Names, have.Pinned
+	if res.Attempts > 0 && (before.Target == nil || before.Target.Digest != have.Target.Digest || len(before.Missing) > 0) {
+		res.Action = Pulled
+	}
+	return nil
+}
+
+// tryAll pulls until it succeeds, the number of pulls is used up or the reason
+// is one that does not pass.
+func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descriptor, keyring resolver.Keyring, res *Result) error {
+	wait := p.opts.BackOff
+	for {
+		res.Attempts++
+		err := p.attempt(ctx, ref, known, keyring, res)
+		if err == nil {
+			return nil
+		}
+		reason := reasonOf(err)
+		if reason == NotFound && known != nil && !ref.digested() {
+			known = nil // the registry has forgotten this digest: take what the tag says now
+		} else if !reason.passing() {
+			return err
+		}
+		if res.Attempts >= p.opts.Retries {
+			return err
+		}
+		pause := wait + rand.N(wait/4)
+		slog.Warn("pull failed, trying again", "image", res.Ref, "reason", reason, "attempt", res.Attempts,
+			"wait", pause.Round(time.Millisecond), "message", message(err))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		wait = min(2*wait, maxBackOff)
+	}
+}
+
+// attempt is one pull: under kip's lease, into the daemon's snapshotter, up to
+// the records. The lease goes when the image is complete or when nothing was
+// fetched; else it holds what was fetched for the next attempt.
+func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Descriptor, keyring resolver.Keyring, res *Result) (err error) {
+	labels, err := p.labels(ctx, ref)
+	if err != nil {
+		return err
+	}
+	leased, unlease, err := p.lease(ctx, ref)
+	if err != nil {
+		return err
+	}
+	r := resolver.New(ref.named, known, keyring, p.opts.Registry)
+	defer func() {
+		r.Close()
+		res.Bytes += r.Bytes()
+		res.Credential = r.Credential()
+		if err == nil || r.Bytes() == 0 {
+			if e := unlease(); e != nil && err == nil {
+				err = e
+			}
+		}
+	}()
+	img, err := p.client.Pull(leased, ref.String(), p.remoteOpts(r, labels)...)
+	if err != nil {
+		return err
+	}
+	for _, refused := range r.Refused() {
+		slog.Warn("credential refused", "image", res.Ref, "answer", refused.String(), "used", r.Credential())
+	}
+	config, err := img.Config(leased)
+	if err != nil {
+		return fmt.Errorf("reading the configuration: %w", err)
+	}
+	return p.writeRecords(leased, ref, img.Target(), config.Digest)
+}
+
+func (p *Puller) remoteOpts(r *resolver.Resolver, labels map[string]string) []containerd.RemoteOpt {
+	opts := []containerd.RemoteOpt{
+		containerd.WithResolver(r),
+		containerd.WithPlatformMatcher(platforms.Default()),
+		containerd.WithPullUnpack,
+		containerd.WithPullSnapshotter(p.settings.Snapshotter),
+		containerd.WithPullLabels(labels),
+		containerd.WithDownloadLimiter(p.downloads),
+		containerd.WithUnpackOpts([]containerd.UnpackOpt{
+			containerd.WithUnpackDuplicationSuppressor(&p.busy),
+			containerd.WithUnpackLimiter(p.unpacks),
+		}),
+	}
+	if p.settings.DiscardUnpackedLayers {
+		opts = append(opts, containerd.WithChildLabelMap(images.ChildGCLabelsFilterLayers))
+	}
+	return opts
+}

@@ -1,0 +1,180 @@
+package resolver
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"unicode"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+)
+
+// RefusedError says that a registry refused every credential that there was for
+// a repository.
+type RefusedError struct {
+	Registry, Repository string
+	// Attempts has at least one element.
+	Attempts []Attempt
+}
+
+// Attempt is one credential, or none, that a registry refused.
+type Attempt struct {
+	// Credential is the name of the credential, SECRET/KEY or anonymous.
+	Credential string
+	// Username is the user that was named to the registry.
+	Username string
+	// Status is the HTTP status of the refusal.
+	Status int
+	// Answer is what the registry said, on one line and without secrets.
+	Answer string
+}
+
+func (e *RefusedError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "registry %s refused repository %s", e.Registry, e.Repository)
+	for i, a := range e.Attempts {
+		sep := "; then "
+		if i == 0 {
+			sep = ": "
+		}
+		b.WriteString(sep + a.String())
+	}
+	return b.String()
+}
+
+// Status is the HTTP status that says most of all attempts: 401 before 403
+// before 404, since registries hide what exists from those they do not know.
+func (e *RefusedError) Status() int {
+	best := e.Attempts[0].Status
+	for _, a := range e.Attempts {
+		best = min(best, a.Status)
+	}
+	return best
+}
+
+// String returns the attempt in words.
+func (a Attempt) String() string {
+	if a.Credential == Anonymous {
+		return "anonymous got " + a.Answer
+	}
+	return fmt.Sprintf("credential %s (user %q) got %s", a.Credential, a.Username, a.Answer)
+}
+
+func newAttempt(s *session, err error) Attempt {
+	a := Attempt{Credential: s.name(), Status: status(err), Answer: answer(err)}
+	if s.credential != nil {
+		a.Username = s.credential.Username
+	}
+	if a.Status == http.StatusUnauthorized && s.credential != nil && errors.Is(err, docker.ErrInvalidAuthorization) && strings.Contains(err.Error(), "insufficient_scope") {
+		// The login was good, it just may not pull this repository.
+		a.Status, a.Answer = http.StatusForbidden, "a token without the right to pull (insufficient_scope)"
+	}
+	return a
+}
+
+// isRefusal tells whether another credential may have more success. That is not
+// so for rate limits, failing servers and networks: there, one more login is just
+// one more request.
+func isRefusal(err error) bool {
+	switch status(err) {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+		return true
+	}
+	return false
+}
+
+// status is the HTTP status behind an error of containerd's resolver, 0 where
+// there is none.
+func status(err error) int {
+	var unexpected remoteerrors.ErrUnexpectedStatus
+	switch {
+	case errors.As(err, &unexpected):
+		return unexpected.StatusCode
+	case errors.Is(err, docker.ErrInvalidAuthorization):
+		return http.StatusUnauthorized
+	case errdefs.IsNotFound(err):
+		return http.StatusNotFound
+	}
+	return 0
+}
+
+// answer is what a registry said when it refused, in few words.
+func answer(err error) string {
+	var unexpected remoteerrors.ErrUnexpectedStatus
+	if !errors.As(err, &unexpected) {
+		if errors.Is(err, docker.ErrInvalidAuthorization) {
+			return "401 Unauthorized" + serverMessage(err)
+		}
+		return "404 Not Found"
+	}
+	text := unexpected.Status
+	if u, err := url.Parse(unexpected.RequestURL); err == nil {
+		text += fmt.Sprintf(" from %s://%s%s", u.Scheme, u.Host, u.Path)
+		if strings.HasPrefix(u.Path, "/v2/") { // a token service's answer may hold anything
+			text += detail(unexpected.Body)
+		}
+	}
+	return Sanitize(text)
+}
+
+// serverMessage is what the registry's challenge said, in brackets.
+func serverMessage(err error) string {
+	_, text, ok := strings.Cut(err.Error(), "server message: ")
+	if !ok {
+		return ""
+	}
+	text, _, _ = strings.Cut(text, ": ")
+	return " (" + Sanitize(text) + ")"
+}
+
+// detail is the first error of a registry's answer, by the distribution
+// specification's section on errors.
+func detail(body []byte) string {
+	var doc struct {
+		Errors []struct{ Code, Message string }
+	}
+	if json.Unmarshal(body, &doc) != nil || len(doc.Errors) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s: %s)", doc.Errors[0].Code, doc.Errors[0].Message)
+}
+
+// urls finds URLs in a text, up to the end of what may stand in one.
+var urls = regexp.MustCompile(`(?i)\bhttps?:(?://|%2f%2f)[^\s"'<>\\]+`)
+
+// maxText bounds what a registry can put into a message.
+const maxText = 2000
+
+// Sanitize makes a text that a registry had a part in fit for logs and reports:
+// one line of bounded length, its URLs without user and query, which can hold a
+// signature that is as good as a password.
+func Sanitize(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, text)
+	text = urls.ReplaceAllStringFunc(text, func(raw string) string {
+		raw, _, _ = strings.Cut(raw, "?")
+		scheme, rest, _ := strings.Cut(raw, "//")
+		host, path, slash := strings.Cut(rest, "/")
+		if i := strings.LastIndexByte(host, '@'); i >= 0 {
+			host = host[i+1:]
+		}
+		if slash {
+			path = "/" + path
+		}
+		return scheme + "//" + host + path
+	})
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "..."
+	}
+	return strings.TrimSpace(text)
+}

@@ -1,0 +1,125 @@
+package resolver
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+
+	"example.com/kip/secrets"
+)
+
+// session is one credential, or none, with the connections and tokens that go
+// with it.
+type session struct {
+	credential *secrets.Credential
+	resolver   remotes.ResolverWithOptions
+
+	mu     sync.Mutex
+	guards []*stallGuard // one for each transport
+}
+
+func newSession(ctx context.Context, named reference.Named, cred *secrets.Credential, opts Options) *session {
+	s := &session{credential: cred}
+	headers := http.Header{"User-Agent": {opts.UserAgent}}
+	hosts := config.ConfigureHosts(ctx, config.HostOptions{
+		HostDir:        hostDir(opts.HostsDirs),
+		Credentials:    confine(reference.Domain(named), cred),
+		UpdateClient:   func(c *http.Client) error { s.guard(c, opts.StallTimeout); return nil },
+		AuthorizerOpts: []docker.AuthorizerOpt{docker.WithAuthHeader(headers)},
+	})
+	r := docker.NewResolver(docker.ResolverOptions{Hosts: remember(hosts), Headers: headers})
+	s.resolver = r.(remotes.ResolverWithOptions)
+	return s
+}
+
+// guard puts kip's guards on a client that containerd made. It may be called
+// twice for one client: containerd does so for a host that only has headers.
+func (s *session) guard(c *http.Client, stall time.Duration) {
+	c.CheckRedirect = checkRedirect
+	if _, ok := c.Transport.(*stallGuard); ok {
+		return
+	}
+	g := &stallGuard{next: c.Transport, timeout: stall}
+	c.Transport = g
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guards = append(s.guards, g)
+}
+
+// close gives up the connections that nobody reads from.
+func (s *session) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.guards {
+		(&http.Client{Transport: g.next}).CloseIdleConnections()
+	}
+}
+
+// name is the credential's name in reports.
+func (s *session) name() string {
+	if s.credential == nil {
+		return Anonymous
+	}
+	return s.credential.Name()
+}
+
+// confine returns a callback for containerd's authorizer that gives the
+// credential to the registry it is for and to nobody else. The authorizer asks
+// with the host that answered 401, which after a redirect is the target's.
+func confine(registry string, cred *secrets.Credential) func(host string) (string, string, error) {
+	if registry == "docker.io" {
+		registry = "registry-1.docker.io" // where containerd finds Docker Hub
+	}
+	return func(host string) (string, string, error) {
+		if cred == nil || host != registry {
+			return "", "", nil
+		}
+		return cred.Username, cred.Password.Reveal(), nil
+	}
+}
+
+// hostDir finds a registry's folder below the first root that has one, with the
+// root's _default as its last choice, as CRI does.
+func hostDir(roots []string) func(host string) (string, error) {
+	return func(host string) (string, error) {
+		for _, root := range roots {
+			dir, err := config.HostDirFromRoot(root)(host)
+			if err == nil || !errdefs.IsNotFound(err) {
+				return dir, err
+			}
+		}
+		return "", errdefs.ErrNotFound
+	}
+}
+
+// remember makes the hosts of a registry once. The docker resolver asks for them
+// anew to resolve and to fetch, and with new hosts the token would be fetched
+// anew too.
+func remember(hosts docker.RegistryHosts) docker.RegistryHosts {
+	type answer struct {
+		hosts []docker.RegistryHost
+		err   error
+	}
+	var mu sync.Mutex
+	known := map[string]answer{}
+	return func(host string) ([]docker.RegistryHost, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		a, ok := known[host]
+		if !ok {
+			a.hosts, a.err = hosts(host)
+			for i := range a.hosts {
+				a.hosts[i].Authorizer = &authorizer{Authorizer: a.hosts[i].Authorizer}
+			}
+			known[host] = a
+		}
+		return a.hosts, a.err
+	}
+}

@@ -1,0 +1,36 @@
+package secrets
+
+import "strings"
+
+// Credential is one user name and password of one pull secret. With both empty it is still a match, one that means
+// anonymous: the kubelet takes an entry `{}` so, at its place in the order.
+type Credential struct {
+	// Source is the name of the secret's folder.
+	Source string
+	// Key is the `auths` key as written in the file, save that user information and a query in it, which may hold a
+	// password, are replaced by "[redacted]".
+	Key      string
+	Username string
+	Password Secret
+}
+
+// Name returns "SOURCE/KEY", the credential's name in logs and reports, such as `harbor/https://harbor.example.com`.
+func (c Credential) Name() string {
+	return c.Source + "/" + c.Key
+}
+
+// displayKey hides the parts of an `auths` key that may hold a password: all before an "@" and the values of a query.
+// It works on the text because such a key often does not parse (`https://u:p/w@r.io`) and is to be named all the same.
+func displayKey(key string) string {
+	if at := strings.LastIndexByte(key, '@'); at >= 0 {
+		scheme := ""
+		if i := strings.Index(key[:at], "://"); i >= 0 {
+			scheme = key[:i+len("://")]
+		}
+		key = scheme + redacted + key[at:]
+	}
+	if before, query, _ := strings.Cut(key, "?"); strings.Contains(query, "=") {
+		key = before + "?" + redacted
+	}
+	return key
+}

@@ -1,0 +1,148 @@
+// Package secrets turns mounted image pull secrets into credentials for one repository.
+//
+// Load reads the files of the secrets directories into a Keyring; Lookup gives the credentials that match a repository,
+// in the order in which the kubelet would try them. Matching, order and parsing are those of the kubelet
+// (k8s.io/kubernetes/pkg/credentialprovider), so that a secret that serves a pod serves kip and the other way round;
+// where kip takes more than the kubelet does, a Problem says so.
+package secrets
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+)
+
+// hubKey is the normalised key whose credentials the kubelet offers to Docker Hub when nothing else matches. It is the
+// host of `https://index.docker.io/v1/`, the key that `docker login` writes.
+const hubKey = "index.docker.io"
+
+// Keyring holds all credentials of the pull secrets. It does not change once loaded and may be used from many
+// goroutines. A nil Keyring and the zero Keyring hold none.
+type Keyring struct {
+	// entries are in reverse byte order of their keys; those with one key are in the order they were read in.
+	entries []entry
+}
+
+// entry is a credential and what it is for.
+type entry struct {
+	key        string
+	pattern    location
+	credential Credential
+}
+
+// location is a schemeless URL in the parts that are compared: a key's, where labels are globs, or a repository's.
+type location struct {
+	labels []string // the host, split at its dots
+	port   string
+	path   string
+}
+
+// newKeyring takes entries in secret order and file order and puts them in the kubelet's order (DockerKeyring.Add): its
+// index is reversed as text, which is only roughly "most specific first".
+func newKeyring(entries []entry) *Keyring {
+	slices.SortStableFunc(entries, func(a, b entry) int { return cmp.Compare(b.key, a.key) })
+	return &Keyring{entries: entries}
+}
+
+// Lookup returns the credentials for a repository, a normalised name without tag and digest such as
+// `docker.io/library/nginx`, in the order to try them. Every key that matches gives all its credentials, the same
+// user and password twice if two secrets hold them (kubelet: DockerKeyring.Lookup). None is left is nil.
+//
+// If no key matches a Docker Hub repository, the credentials for `index.docker.io` are returned. The kubelet does that
+// for any host without dot and port, such as `localhost`, too, and so shows it the user's Hub password; kip does not.
+func (k *Keyring) Lookup(repository string) []Credential {
+	image, err := parseLocation(repository)
+	if k == nil || err != nil {
+		return nil
+	}
+	found := k.credentials(func(e entry) bool { return e.pattern.matches(image) })
+	if found == nil && isHub(repository) {
+		found = k.credentials(func(e entry) bool { return e.key == hubKey })
+	}
+	return found
+}
+
+func (k *Keyring) credentials(wanted func(entry) bool) []Credential {
+	var found []Credential
+	for _, e := range k.entries {
+		if wanted(e) {
+			found = append(found, e.credential)
+		}
+	}
+	return found
+}
+
+func isHub(repository string) bool {
+	host, _, _ := strings.Cut(repository, "/")
+	return host == "docker.io" || host == hubKey
+}
+
+// newEntry makes the entry of one `auths` key. It fails where the key is no URL, without quoting it.
+func newEntry(rawKey, username, password string) (entry, error) {
+	key, err := normaliseKey(rawKey)
+	if err != nil {
+		return entry{}, err
+	}
+	pattern, err := parseLocation(key)
+	if err != nil {
+		return entry{}, err
+	}
+	credential := Credential{Key: displayKey(rawKey), Username: username, Password: NewSecret(password)}
+	return entry{key: key, pattern: pattern, credential: credential}, nil
+}
+
+// normaliseKey returns the host and path of an `auths` key (kubelet: DockerKeyring.Add): no scheme, user information,
+// query or fragment, and without the `/v1/` or `/v2/` that docker clients write. `/v2` without a final slash is a path
+// like any other, letter case stays, and port 443 is not the same as none.
+func normaliseKey(raw string) (string, error) {
+	if !strings.HasPrefix(raw, "https://") && !strings.HasPrefix(raw, "http://") {
+		raw = "https://" + raw
+	}
+	parsed, err := url.Parse(raw)
+	if err != nil {
+		return "", errNotURL
+	}
+	prefix := parsed.Path
+	if strings.HasPrefix(prefix, "/v1/") || strings.HasPrefix(prefix, "/v2/") {
+		prefix = prefix[len("/v1"):]
+	}
+	if prefix == "/" {
+		prefix = ""
+	}
+	return parsed.Host + prefix, nil
+}
+
+// errNotURL stands for the errors of url.Parse, which quote what they were given.
+var errNotURL = fmt.Errorf("not a registry host or URL")
+
+// parseLocation splits a normalised key or a repository (kubelet: ParseSchemelessURL, SplitURL). A key goes through the
+// URL parser a second time here, as it does in the kubelet, so `%2561` in a key means `a` to both.
+func parseLocation(schemeless string) (location, error) {
+	parsed, err := url.Parse("https://" + schemeless)
+	if err != nil {
+		return location{}, errNotURL
+	}
+	host, port, err := net.SplitHostPort(parsed.Host)
+	if err != nil { // no port
+		host, port = parsed.Host, ""
+	}
+	return location{labels: strings.Split(host, "."), port: port, path: parsed.Path}, nil
+}
+
+// matches reports whether the key l is for the image (kubelet: URLsMatch): a glob covers one label, ports are compared
+// as text, and the path is a string prefix, so `r.io/team` is for `r.io/team2/app` too (kubernetes#102472).
+func (l location) matches(image location) bool {
+	if l.port != image.port || len(l.labels) != len(image.labels) || !strings.HasPrefix(image.path, l.path) {
+		return false
+	}
+	for i, glob := range l.labels {
+		if ok, err := path.Match(glob, image.labels[i]); err != nil || !ok {
+			return false
+		}
+	}
+	return true
+}

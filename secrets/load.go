@@ -1,0 +1,291 @@
+package secrets
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxFileSize is the limit of Kubernetes for a whole secret.
+	maxFileSize = 1 << 20
+	// maxReads and readPause bound the retries of a secret that is swapped while it is read. A swap is one rename, so
+	// a second read nearly always succeeds.
+	maxReads  = 10
+	readPause = time.Millisecond
+	// maxNames is how many names a problem lists.
+	maxNames = 10
+)
+
+var (
+	errChanging   = errors.New("kept changing while it was read")
+	errNotRegular = errors.New("not a regular file")
+	errTooLarge   = errors.New("larger than 1 MiB")
+)
+
+// Load reads all secrets of the directories into a keyring. A directory holds one folder for each secret, which is named
+// after it, or the files of one secret, which is then named after the directory. Folders may be mounts as the kubelet
+// makes them (`KEY -> ..data/KEY`, `..data -> ..TIMESTAMP`), plain folders or links to folders; the file
+// `.dockerconfigjson` in them is read.
+//
+// A pod has an order of its pull secrets, files have none. Here it is: directories in the order given; in each, first
+// the files directly in it, then its folders sorted by name.
+//
+// Whatever is wrong is in the problems and stops nothing else: a bad entry costs that entry, a bad file that file. The
+// keyring is never nil, and empty where nothing could be read.
+func Load(dirs ...string) (*Keyring, []Problem) {
+	var l loader
+	for _, dir := range dirs {
+		l.loadDir(dir)
+	}
+	return newKeyring(l.entries), l.problems
+}
+
+// loader collects what Load returns.
+type loader struct {
+	entries  []entry
+	problems []Problem
+}
+
+func (l *loader) loadDir(dir string) {
+	found, err := readStable(dir, list)
+	if err != nil {
+		l.problems = append(l.problems, Problem{File: dir, Message: "secrets directory: " + reason(dir, err)})
+		return
+	}
+	if len(found.files) > 0 {
+		l.loadSecret(dirName(dir), dir)
+	}
+	for _, folder := range found.folders {
+		l.loadSecret(folder, filepath.Join(dir, folder))
+	}
+}
+
+// dirName is the name of a directory that is itself a secret; "." has one too.
+func dirName(dir string) string {
+	if absolute, err := filepath.Abs(dir); err == nil {
+		dir = absolute
+	}
+	return filepath.Base(dir)
+}
+
+func (l *loader) loadSecret(source, folder string) {
+	files, err := readStable(folder, readSecret)
+	if err != nil {
+		if _, gone := os.Lstat(folder); errors.Is(gone, fs.ErrNotExist) {
+			return // removed since it was listed
+		}
+		l.problems = append(l.problems, Problem{Source: source, File: folder, Message: reason(folder, err)})
+		return
+	}
+	if len(files.contents) == 0 && len(files.others) > 0 {
+		l.problems = append(l.problems, Problem{Source: source, File: folder, Message: noKnownKey(files.others)})
+	}
+	for _, file := range files.contents {
+		l.loadFile(source, filepath.Join(folder, file.form.key), file)
+	}
+}
+
+func (l *loader) loadFile(source, path string, file content) {
+	if file.err != nil {
+		l.problems = append(l.problems, Problem{Source: source, File: path, Message: reason(path, file.err)})
+		return
+	}
+	entries, problems := file.form.parse(file.data)
+	for _, e := range entries {
+		e.credential.Source = source
+		l.entries = append(l.entries, e)
+	}
+	for _, p := range problems {
+		p.Source, p.File = source, path
+		l.problems = append(l.problems, p)
+	}
+}
+
+// readStable calls read with the real folder behind path, again if the kubelet puts another one in its place meanwhile.
+// A swap shows as a file that is gone, but also as one that is missing in the listing, since the old folder is emptied
+// before it is removed: so what was read counts only if the folder is still the one in use afterwards.
+func readStable[T any](path string, read func(folder string) (T, error)) (T, error) {
+	var result T
+	var err error
+	for try := range maxReads {
+		if try > 0 {
+			time.Sleep(readPause)
+		}
+		var before, after string
+		if before, err = resolve(path); err == nil {
+			if result, err = read(before); err == nil {
+				after, err = resolve(path)
+			}
+		}
+		switch {
+		case err == nil && before == after:
+			return result, nil
+		case err == nil:
+			err = errChanging
+		case !errors.Is(err, fs.ErrNotExist):
+			return result, err
+		}
+	}
+	return result, err
+}
+
+// resolve returns the real folder that holds the files of path: what `..data` points to, if there is one (kubelet:
+// volume/util.AtomicWriter), else path itself, which may be a link.
+func resolve(path string) (string, error) {
+	data := filepath.Join(path, "..data")
+	if _, err := os.Lstat(data); errors.Is(err, fs.ErrNotExist) {
+		return filepath.EvalSymlinks(path)
+	}
+	return filepath.EvalSymlinks(data)
+}
+
+// listing is what a folder holds, sorted by name.
+type listing struct{ files, folders []string }
+
+// list skips names that begin with "..", which are the kubelet's own, but not other dotfiles: the keys are such. A known
+// key counts as a file even if it is none, and a link that leads nowhere as a folder, for the reader to say so.
+func list(folder string) (listing, error) {
+	var found listing
+	names, err := os.ReadDir(folder)
+	for _, name := range names {
+		if strings.HasPrefix(name.Name(), "..") {
+			continue
+		}
+		info, err := os.Stat(filepath.Join(folder, name.Name()))
+		if isKnown(name.Name()) || err == nil && !info.IsDir() {
+			found.files = append(found.files, name.Name())
+		} else {
+			found.folders = append(found.folders, name.Name())
+		}
+	}
+	return found, err
+}
+
+func isKnown(name string) bool {
+	return slices.ContainsFunc(forms[:], func(f form) bool { return f.key == name })
+}
+
+// secretFiles are the files of one secret at one moment.
+type secretFiles struct {
+	contents []content
+	others   []string // names without a form
+}
+
+// content is what a known file holds or why it could not be read.
+type content struct {
+	form form
+	data []byte
+	err  error
+}
+
+// readSecret reads the known files of a folder. It fails only where the whole must be read again or cannot be.
+func readSecret(folder string) (secretFiles, error) {
+	found, err := list(folder)
+	if err != nil {
+		return secretFiles{}, err
+	}
+	var files secretFiles
+	for _, form := range forms {
+		if !slices.Contains(found.files, form.key) {
+			continue
+		}
+		data, err := readFile(filepath.Join(folder, form.key))
+		if errors.Is(err, fs.ErrNotExist) {
+			return secretFiles{}, err
+		}
+		files.contents = append(files.contents, content{form: form, data: data, err: err})
+	}
+	files.others = found.files
+	if len(found.files) == 0 {
+		files.others = found.folders // a secrets directory one level too high
+	}
+	return files, nil
+}
+
+// readFile reads a regular file of bounded size and waits for nothing: a fifo is not opened, and if one takes the file's
+// place after the look at it, it opens without a writer and is refused then.
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errNotRegular
+	}
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if info, err = file.Stat(); err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errNotRegular
+	}
+	data, err := io.ReadAll(io.LimitReader(file, maxFileSize+1))
+	if len(data) > maxFileSize {
+		return nil, errTooLarge
+	}
+	return data, err
+}
+
+// noKnownKey names what is there instead of a key that is read.
+func noKnownKey(names []string) string {
+	more := ""
+	if len(names) > maxNames {
+		more = fmt.Sprintf(" and %d more", len(names)-maxNames)
+		names = names[:maxNames]
+	}
+	var known []string
+	for _, form := range forms {
+		known = append(known, form.key)
+	}
+	return fmt.Sprintf("no pull secret: holds %s%s, read is %s only",
+		strings.Join(names, ", "), more, strings.Join(known, ", "))
+}
+
+// reason puts an error about path in words. The path that the error itself names is one in a timestamp folder, which
+// would make an old fault look new after each rotation.
+func reason(path string, err error) string {
+	var inPath *fs.PathError
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return denied(path)
+	case errors.Is(err, fs.ErrNotExist):
+		return "does not exist"
+	case errors.As(err, &inPath):
+		return inPath.Err.Error()
+	}
+	return err.Error()
+}
+
+// denied says who may read path and who kip is. If path cannot be looked at, the folder that forbids it is described.
+func denied(path string) string {
+	info, err := os.Stat(path)
+	for err != nil && path != filepath.Dir(path) {
+		path = filepath.Dir(path)
+		info, err = os.Stat(path)
+	}
+	if err != nil {
+		return "permission denied"
+	}
+	return deniedMessage(path, info, os.Geteuid(), os.Getegid())
+}
+
+func deniedMessage(path string, info fs.FileInfo, uid, gid int) string {
+	owner := "an unknown owner"
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		owner = fmt.Sprintf("uid %d gid %d", stat.Uid, stat.Gid)
+	}
+	return fmt.Sprintf("permission denied: %s has mode %04o and belongs to %s, kip runs as uid %d gid %d (see fsGroup and defaultMode)",
+		path, info.Mode().Perm(), owner, uid, gid)
+}
