@@ -126,6 +126,14 @@ func (c *Containerd) Start() {
 // Kill ends the daemon with SIGKILL, and with it all that it started.
 func (c *Containerd) Kill() { c.proc.kill() }
 
+// Close ends the daemon and removes its folder, before the end of the test.
+func (c *Containerd) Close() {
+	c.Kill()
+	if err := os.RemoveAll(c.dir); err != nil {
+		c.t.Logf("removing %s: %v", c.dir, err)
+	}
+}
+
 // Client returns a client of the daemon's k8s.io namespace, closed at the end.
 func (c *Containerd) Client() *containerd.Client {
 	c.t.Helper()

@@ -8,9 +8,12 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -168,4 +171,39 @@ func Noise(name string, n int) File {
 	seed := sha256.Sum256([]byte(name))
 	rand.NewChaCha8(seed).Read(data)
 	return File{Path: name, Mode: 0o644, Data: data}
+}
+
+// RealFiles takes n bytes of Go's own source and programs, after the first skip
+// bytes of them. The mark stands before each file, so that layers with different
+// marks have no blob in common.
+func RealFiles(t T, mark string, skip, n int64) []File {
+	t.Helper()
+	out, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatalf("finding Go's files: %v", err)
+	}
+	root := strings.TrimSpace(string(out))
+	var files []File
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if skip -= int64(len(data)); skip > 0 {
+			return nil
+		}
+		rel, _ := filepath.Rel(root, path)
+		files = append(files, File{Path: "opt/" + mark + "/" + rel, Mode: 0o644, Data: append([]byte(mark+"\n"), data...)})
+		if n -= int64(len(data)); n < 0 {
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("reading Go's files: %v", err)
+	}
+	return files
 }

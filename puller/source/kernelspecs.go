@@ -1,6 +1,7 @@
 package source
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,167 +12,136 @@ import (
 	"unicode"
 )
 
-// maxImageName bounds what is taken for an image's name: distribution/reference
-// allows 255 bytes for a repository and 128 for a tag.
-const maxImageName = 4096
+// stanzas are the parts of a kernelspec's metadata that can name images. The first one that names any is used, as the
+// puller of Enterprise Gateway does.
+var stanzas = [...]string{"process_proxy", "kernel_provisioner"}
 
-// decodeKernelspecs finds the images in an Enterprise Gateway's answer to
-// GET /api/kernelspecs. One kernelspec that is not as it should be is left out
-// with a warning; an answer that is no list of kernelspecs is an error.
-func decodeKernelspecs(body []byte) (Answer, error) {
-	var doc struct {
-		Kernelspecs *map[string]json.RawMessage `json:"kernelspecs"`
-	}
-	if err := json.Unmarshal(body, &doc); err != nil {
-		return Answer{}, notJSON(body, err)
-	}
-	if doc.Kernelspecs == nil {
-		return Answer{}, errors.New("the answer is JSON without kernelspecs")
-	}
-	var a Answer
-	if len(*doc.Kernelspecs) == 0 {
-		a.Warnings = append(a.Warnings, "the gateway lists no kernelspec")
-	}
-	for _, name := range slices.Sorted(maps.Keys(*doc.Kernelspecs)) {
-		images, err := kernelImages((*doc.Kernelspecs)[name])
-		for _, image := range images {
-			a.add(image)
-		}
-		if err != nil {
-			a.Warnings = append(a.Warnings, fmt.Sprintf("kernelspec %q is broken: %v", shorten(name), err))
-		}
-	}
-	return a, nil
-}
+// imageKeys are the keys of a stanza's config that name an image.
+var imageKeys = [...]string{"image_name", "executor_image_name"}
 
-// notJSON says what came instead of JSON, without showing it.
-func notJSON(body []byte, err error) error {
-	text := strings.TrimSpace(string(body[:min(len(body), 512)]))
-	var syntax *json.SyntaxError
-	switch {
-	case text == "":
-		return errors.New("the answer is empty")
-	case strings.HasPrefix(text, "<"):
-		return errors.New("the answer is HTML, not JSON: is this the gateway's address?")
-	case errors.As(err, &syntax) && syntax.Offset >= int64(len(body)):
-		return fmt.Errorf("the answer ends in the middle: %w", io.ErrUnexpectedEOF)
-	case errors.As(err, &syntax):
-		return fmt.Errorf("the answer is not JSON from byte %d on", syntax.Offset)
-	}
-	return errors.New("the answer is JSON, but no list of kernelspecs")
-}
+// maxImageLength is far more than a reference can have (255 bytes of name, 128 of tag, a digest).
+const maxImageLength = 4096
 
-// kernelImages returns the images of one kernelspec. The process proxy comes
-// first, as in Enterprise Gateway; gateway provisioners have the same under
-// another name. A kernel that runs without images names none.
-func kernelImages(raw json.RawMessage) ([]string, error) {
-	spec, err := object(raw, "spec")
+// parseKernelspecs reads the answer of GET /api/kernelspecs. The error is a problem. A text of the answer is redacted
+// before it is cut and quoted for a warning.
+func parseKernelspecs(body []byte, redact func(string) string) (Answer, error) {
+	specs, err := decodeKernelspecs(body)
 	if err != nil {
-		return nil, err
+		return Answer{}, err
 	}
-	metadata, err := object(spec, "metadata")
-	if err != nil {
-		return nil, err
+	var answer Answer
+	if len(specs) == 0 {
+		answer.Warnings = []string{"the gateway lists no kernelspecs"}
 	}
-	var broken error
-	for _, stanza := range []string{"process_proxy", "kernel_provisioner"} {
-		images, err := stanzaImages(metadata, stanza)
-		broken = errors.Join(broken, err)
-		if len(images) > 0 {
-			return images, oneLine(broken)
+	for _, name := range slices.Sorted(maps.Keys(specs)) {
+		r := specReader{redact: redact}
+		r.read(specs[name])
+		answer.Images = append(answer.Images, r.images...)
+		for _, fault := range r.faults {
+			answer.Warnings = append(answer.Warnings, fmt.Sprintf("kernelspec %.100q: %s", redact(name), fault))
 		}
 	}
-	return nil, oneLine(broken)
+	answer.Images = clean(answer.Images)
+	return answer, nil
 }
 
-// stanzaImages returns the images that a stanza of the metadata names, and an
-// error for what in it is no image's name.
-func stanzaImages(metadata json.RawMessage, stanza string) ([]string, error) {
-	proxy, err := object(metadata, stanza)
-	if err != nil {
-		return nil, err
+// decodeKernelspecs returns the kernelspecs by name, each still as bytes, so that a bad one is alone in being bad.
+// Objects are read into maps all over this file: Go matches the fields of a struct in any letter case, Jupyter does not.
+func decodeKernelspecs(body []byte) (map[string]json.RawMessage, error) {
+	var whole json.RawMessage
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	switch err := decoder.Decode(&whole); {
+	case errors.Is(err, io.EOF):
+		return nil, problem("the answer is empty")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, problem("the answer ends in the middle")
+	case err != nil: // not shown, it quotes the answer
+		return nil, problem("the answer is not JSON")
 	}
-	config, err := object(proxy, "config")
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", stanza, err)
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, problem("more follows the JSON in the answer")
 	}
-	var fields struct {
-		Kernel   json.RawMessage `json:"image_name"`
-		Executor json.RawMessage `json:"executor_image_name"`
+	var fields, specs map[string]json.RawMessage
+	if json.Unmarshal(whole, &fields) != nil || json.Unmarshal(fields["kernelspecs"], &specs) != nil || specs == nil {
+		return nil, problem("the answer is JSON without a kernelspecs object: is this the gateway's address?")
 	}
-	if !isNull(config) {
-		json.Unmarshal(config, &fields) // it is an object, and raw fields take any value
-	}
-	kernel, err := imageName(fields.Kernel)
-	if err != nil {
-		err = fmt.Errorf("%s: image_name %w", stanza, err)
-	}
-	executor, err2 := imageName(fields.Executor)
-	if err2 != nil {
-		err2 = fmt.Errorf("%s: executor_image_name %w", stanza, err2)
-	}
-	images := slices.DeleteFunc([]string{kernel, executor}, func(s string) bool { return s == "" })
-	return images, errors.Join(err, err2)
+	return specs, nil
 }
 
-// imageName reads a value that should be an image's name. It is empty for a
-// value that is missing, null or blank.
-func imageName(value json.RawMessage) (string, error) {
-	if isNull(value) {
-		return "", nil
-	}
-	var name string
-	if json.Unmarshal(value, &name) != nil {
-		return "", errors.New("is not a string")
-	}
-	name = strings.TrimSpace(name)
-	if len(name) > maxImageName {
-		return "", fmt.Errorf("has %d bytes", len(name))
-	}
-	if strings.ContainsFunc(name, unicode.IsControl) {
-		return "", fmt.Errorf("%q has control characters", shorten(name))
-	}
-	return name, nil
+// specReader collects what one kernelspec names and what is wrong with it. What is absent is no fault: the kernelspec
+// of an ordinary local kernel names no image. A null is one, as whoever wrote it meant something to be there.
+type specReader struct {
+	redact func(string) string
+	images []string
+	faults []string
 }
 
-// object returns a field that should be an object. A field that is missing or
-// null is an empty one.
-func object(parent json.RawMessage, key string) (json.RawMessage, error) {
-	value, err := field(parent, key)
-	if err != nil {
-		return nil, err
+func (r *specReader) read(raw json.RawMessage) {
+	entry := r.object("the entry", raw)
+	spec := r.object("spec", entry["spec"])
+	metadata := r.object("metadata", spec["metadata"])
+	for _, stanza := range stanzas {
+		config := r.object(stanza+".config", r.object(stanza, metadata[stanza])["config"])
+		for _, key := range imageKeys {
+			r.image(stanza+".config."+key, config[key])
+		}
+		if len(r.images) > 0 {
+			return
+		}
 	}
-	if !isNull(value) && value[0] != '{' {
-		return nil, fmt.Errorf("%s is not an object", key)
-	}
-	return value, nil
 }
 
-// field returns a field of an object, nil where there is none.
-func field(parent json.RawMessage, key string) (json.RawMessage, error) {
-	if isNull(parent) {
-		return nil, nil
-	}
-	var fields map[string]json.RawMessage
-	if json.Unmarshal(parent, &fields) != nil {
-		return nil, errors.New("it is not an object")
-	}
-	return fields[key], nil
-}
-
-func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
-
-// oneLine joins the lines of joined errors.
-func oneLine(err error) error {
-	if err == nil {
+// object returns the fields of an object, none where it is absent or something else.
+func (r *specReader) object(where string, raw json.RawMessage) map[string]json.RawMessage {
+	if raw == nil {
 		return nil
 	}
-	return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(raw, &fields) != nil || fields == nil {
+		r.fault("%s is %s, not an object", where, kind(raw))
+	}
+	return fields
 }
 
-func shorten(s string) string {
-	if len(s) > 100 {
-		return strings.ToValidUTF8(s[:100], "") + "..."
+// image adds the image that a value names.
+func (r *specReader) image(where string, raw json.RawMessage) {
+	if raw == nil {
+		return
 	}
-	return s
+	var value *string
+	if json.Unmarshal(raw, &value) != nil || value == nil {
+		r.fault("%s is %s, not a string", where, kind(raw))
+		return
+	}
+	switch image := strings.TrimSpace(*value); {
+	case image == "":
+		r.fault("%s is empty", where)
+	case len(image) > maxImageLength:
+		r.fault("%s has %d bytes, more than %d", where, len(image), maxImageLength)
+	case strings.ContainsFunc(image, unicode.IsControl):
+		r.fault("%s holds a control character: %.100q", where, r.redact(image))
+	default:
+		r.images = append(r.images, image)
+	}
+}
+
+func (r *specReader) fault(format string, args ...any) {
+	r.faults = append(r.faults, fmt.Sprintf(format, args...))
+}
+
+// kind names the JSON type of a valid value.
+func kind(raw json.RawMessage) string {
+	switch raw[0] {
+	case 'n':
+		return "null"
+	case 't', 'f':
+		return "a boolean"
+	case '"':
+		return "a string"
+	case '[':
+		return "a list"
+	case '{':
+		return "an object"
+	}
+	return "a number"
 }
