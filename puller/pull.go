@@ -2,6 +2,7 @@ package puller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -96,10 +98,8 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 		pause := wait + rand.N(wait/4)
 		slog.Warn("pull failed, trying again", "image", res.Ref, "reason", reason, "attempt", res.Attempts,
 			"wait", pause.Round(time.Millisecond), "message", message(err))
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := sleep(ctx, pause); err != nil {
+			return err
 		}
 		wait = min(2*wait, maxBackOff)
 	}
@@ -117,6 +117,8 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 	if err != nil {
 		return err
 	}
+	leased, stopWatch := p.watchDaemon(leased)
+	defer stopWatch()
 	r := resolver.New(ref.named, known, keyring, p.opts.Registry)
 	defer func() {
 		r.Close()
@@ -130,6 +132,9 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 	}()
 	img, err := p.client.Pull(leased, ref.String(), p.remoteOpts(r, labels)...)
 	if err != nil {
+		if cause := context.Cause(leased); errors.Is(cause, errDaemonGone) {
+			err = cause
+		}
 		return err
 	}
 	for _, refused := range r.Refused() {
@@ -140,6 +145,45 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	return p.writeRecords(leased, ref, img.Target(), config.Digest)
+}
+
+// errDaemonGone ends a pull whose daemon no longer answers.
+var errDaemonGone = fmt.Errorf("containerd no longer answers: %w", errdefs.ErrUnavailable)
+
+// watchEvery is the time between two looks at the daemon in a pull, and the time
+// that it has to answer.
+const watchEvery = 5 * time.Second
+
+// watchDaemon returns a context that ends when the daemon no longer answers: the
+// client waits without a limit for a content writer of a daemon that is gone. The
+// function that is returned ends the watch.
+func (p *Puller) watchDaemon(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for sleep(ctx, watchEvery) == nil {
+			asked, done := context.WithTimeout(ctx, watchEvery)
+			_, err := p.client.Version(asked)
+			done()
+			if err != nil && ctx.Err() == nil {
+				cancel(errDaemonGone)
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-ended
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (p *Puller) remoteOpts(r *resolver.Resolver, labels map[string]string) []containerd.RemoteOpt {

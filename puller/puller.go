@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -67,6 +68,10 @@ type Puller struct {
 // ErrUnreachable is in the error of Connect when no containerd answers.
 var ErrUnreachable = errors.New("containerd cannot be reached")
 
+// ErrNoSnapshotter is in the error of Connect when containerd does not have the
+// snapshotter of the options.
+var ErrNoSnapshotter = errors.New("containerd has no such snapshotter")
+
 // Connect returns a puller for the containerd at a socket, after asking that
 // daemon for its settings. It gives up with ErrUnreachable after timeout. The
 // address is a path; a unix:// before it is accepted. Close ends the connection.
@@ -87,6 +92,9 @@ func Connect(ctx context.Context, address string, timeout time.Duration, opts Op
 	p := newPuller(client, opts)
 	if err := p.learn(ctx); err != nil {
 		client.Close()
+		if errors.Is(err, ErrNoSnapshotter) {
+			return nil, err
+		}
 		return nil, unreachable(ctx, path, err)
 	}
 	return p, nil
@@ -118,7 +126,16 @@ func (p *Puller) learn(ctx context.Context) error {
 		return err
 	}
 	p.settings = s
-	p.settings.Snapshotter = cmp.Or(p.opts.Snapshotter, s.Snapshotter)
+	if name := p.opts.Snapshotter; name != "" {
+		p.settings.Snapshotter = name
+		known, err := pluginExports(p.context(ctx), p.client, "type==io.containerd.snapshotter.v1,id=="+strconv.Quote(name))
+		if err != nil {
+			return err
+		}
+		if len(known) == 0 {
+			return fmt.Errorf("%w: %q", ErrNoSnapshotter, name)
+		}
+	}
 	if len(p.opts.Registry.HostsDirs) == 0 {
 		p.opts.Registry.HostsDirs = s.HostsDirs
 	}

@@ -162,7 +162,9 @@ func Sanitize(text string) string {
 		return ' '
 	}, text)
 	text = urls.ReplaceAllStringFunc(text, func(raw string) string {
-		raw, _, _ = strings.Cut(raw, "?")
+		if i := strings.IndexAny(raw, "?#"); i >= 0 {
+			raw = raw[:i]
+		}
 		scheme, rest, _ := strings.Cut(raw, "//")
 		host, path, slash := strings.Cut(rest, "/")
 		if i := strings.LastIndexByte(host, '@'); i >= 0 {

@@ -355,7 +355,7 @@ func TestFoldersAreTakenFromTheNearestFlag(t *testing.T) {
 		}
 	})
 	t.Run("a snapshotter that the daemon does not have", func(t *testing.T) {
-		if got := kip(t, "--snapshotter", "other", "pull", c.refs[1]); got.status != exitFailed || !strings.Contains(got.stdout, "other") {
+		if got := kip(t, "--snapshotter", "other", "pull", c.refs[1]); got.status != exitUsage || !strings.Contains(got.stderr, `containerd has no such snapshotter: "other"`) {
 			t.Error(got)
 		}
 		if got := kip(t, "--snapshotter", "other", "pull", "--snapshotter", "native", c.refs[1]); got.status != exitOK {
@@ -454,6 +454,20 @@ func TestTheAgentWaitsForContainerdAndRestoresWhatGoes(t *testing.T) {
 	stop()
 	if status := <-ended; status != exitInterrupted {
 		t.Errorf("status %d", status)
+	}
+}
+
+func TestADaemonLostInMidRunIsAFailure(t *testing.T) {
+	c := startCluster(t, testenv.Newest)
+	silent := httpServer(t, func(_ http.ResponseWriter, req *http.Request) {
+		c.node.Kill()
+		<-req.Context().Done()
+	})
+	t.Setenv("KIP_NUM_RETRIES", "2")
+	got := kip(t, "pull", "-o", "json", silent+"/x/y:1", c.refs[0])
+	r := got.report(t)
+	if got.status != exitFailed || r.Failed == 0 || r.Images[0].Reason != puller.DaemonUnavailable {
+		t.Error(got)
 	}
 }
 

@@ -60,8 +60,8 @@ type Registry struct {
 // Request is what a server of the rig saw.
 type Request struct {
 	Method, Path string
-	// User is the name that came with it, empty for none.
-	User string
+	// Authorization is the header that came with it, empty for none.
+	Authorization string
 	// Status is what was answered.
 	Status int
 }
@@ -254,12 +254,11 @@ func startServer(t T, h http.Handler) *server {
 
 func (s *server) record(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		user, _, _ := req.BasicAuth()
 		sw := &statusWriter{ResponseWriter: w, status: http.StatusOK}
 		defer func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.seen = append(s.seen, Request{req.Method, req.URL.Path, user, sw.status})
+			s.seen = append(s.seen, Request{req.Method, req.URL.Path, req.Header.Get("Authorization"), sw.status})
 		}()
 		h.ServeHTTP(sw, req)
 	})

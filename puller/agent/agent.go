@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -24,7 +25,8 @@ type Config struct {
 	DefaultRegistry string
 	// Interval is the time from the end of a cycle to the next one.
 	Interval time.Duration
-	// Connect reaches the daemon. It is called until it succeeds.
+	// Connect reaches the daemon. It is called again while it fails with
+	// puller.ErrUnreachable.
 	Connect func(ctx context.Context) (*puller.Puller, error)
 }
 
@@ -77,8 +79,8 @@ func (a *Agent) connect(ctx context.Context) (*puller.Puller, error) {
 		if err == nil {
 			return p, nil
 		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
+		if !errors.Is(err, puller.ErrUnreachable) || ctx.Err() != nil {
+			return nil, err
 		}
 		a.once(slog.LevelWarn, "containerd", "waiting for containerd: "+err.Error())
 		if err := sleep(ctx, wait+rand.N(wait/4)); err != nil {

@@ -1,0 +1,397 @@
+package resolver_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"example.com/kip/internal/testenv"
+	"example.com/kip/resolver"
+	"example.com/kip/secrets"
+)
+
+// keyring finds the same credentials for every repository.
+type keyring []secrets.Credential
+
+func (k keyring) Lookup(string) []secrets.Credential { return k }
+
+func credential(source, user, password string) secrets.Credential {
+	return secrets.Credential{Source: source, Key: "reg", Username: user, Password: secrets.NewSecret(password)}
+}
+
+func basic(user, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+}
+
+var (
+	manifest     = []byte(`{"schemaVersion":2}`)
+	manifestDesc = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromBytes(manifest), Size: int64(len(manifest))}
+	layer        = bytes.Repeat([]byte("layer"), 20_000)
+	layerDesc    = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromBytes(layer), Size: int64(len(layer))}
+)
+
+// found answers for the manifest x/y:1 and its layer.
+func found(req *http.Request) testenv.Answer {
+	if strings.Contains(req.URL.Path, "/blobs/") {
+		return testenv.Answer{Status: 200, Body: string(layer)}
+	}
+	return testenv.Answer{Status: 200, Body: string(manifest), Header: map[string]string{
+		"Content-Type": manifestDesc.MediaType, "Docker-Content-Digest": manifestDesc.Digest.String(),
+	}}
+}
+
+func refuse(status int, challenge string) testenv.Answer {
+	a := testenv.Answer{Status: status}
+	if challenge != "" {
+		a.Header = map[string]string{"WWW-Authenticate": challenge}
+	}
+	return a
+}
+
+func newResolver(t *testing.T, host string, k keyring, opts resolver.Options) (*resolver.Resolver, string) {
+	t.Helper()
+	named, err := reference.ParseDockerRef(host + "/x/y:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := resolver.New(named, nil, k, opts)
+	t.Cleanup(r.Close)
+	return r, named.String()
+}
+
+func fetch(ctx context.Context, r *resolver.Resolver, ref string, desc ocispec.Descriptor) ([]byte, error) {
+	f, err := r.Fetcher(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	rc, err := f.Fetch(ctx, desc)
+	if err != nil {
+		return nil, err
+	}
+	defer rc.Close()
+	return io.ReadAll(rc)
+}
+
+func TestCredentialsAreTriedInTurn(t *testing.T) {
+	alice, bob := credential("a", "alice", "1"), credential("b", "bob", "2")
+	byUser := func(answers map[string]testenv.Answer) func(*http.Request) testenv.Answer {
+		return func(req *http.Request) testenv.Answer {
+			user, _, _ := req.BasicAuth()
+			if a, ok := answers[user]; ok {
+				return a
+			}
+			return found(req)
+		}
+	}
+	challenge := refuse(401, `Basic realm="r"`)
+	for _, in := range []struct {
+		name       string
+		keyring    keyring
+		answers    map[string]testenv.Answer
+		opts       resolver.Options
+		credential string
+		refused    int
+		fails      bool
+	}{
+		{"none needed, none sent", keyring{alice}, nil, resolver.Options{}, "a/reg", 0, false},
+		{"the first works", keyring{alice, bob}, map[string]testenv.Answer{"": challenge}, resolver.Options{}, "a/reg", 0, false},
+		{"401, then the second", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": challenge}, resolver.Options{}, "b/reg", 1, false},
+		{"403, then the second", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": refuse(403, "")}, resolver.Options{}, "b/reg", 1, false},
+		{"404, then the second", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": refuse(404, "")}, resolver.Options{}, "b/reg", 1, false},
+		{"a rate limit is no reason for another login", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": refuse(429, "")}, resolver.Options{}, "a/reg", 1, true},
+		{"nor is a failing server", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": refuse(502, "")}, resolver.Options{}, "a/reg", 1, true},
+		{"all refused, the last one tried is named", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": challenge, "bob": challenge}, resolver.Options{}, "b/reg", 3, true},
+		{"without the anonymous attempt", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": challenge, "bob": challenge}, resolver.Options{NoAnonymousFallback: true}, "b/reg", 2, true},
+		{"the same login in two secrets is one", keyring{alice, credential("c", "alice", "1")}, map[string]testenv.Answer{"": challenge, "alice": challenge}, resolver.Options{NoAnonymousFallback: true}, "a/reg", 1, true},
+		{"none at all is anonymous", nil, nil, resolver.Options{}, "anonymous", 0, false},
+		{"none at all, and one is wanted", nil, map[string]testenv.Answer{"": challenge}, resolver.Options{}, "anonymous", 1, true},
+	} {
+		t.Run(in.name, func(t *testing.T) {
+			reg := testenv.StartFake(t, byUser(in.answers))
+			r, ref := newResolver(t, reg.Host(), in.keyring, in.opts)
+			name, desc, err := r.Resolve(t.Context(), ref)
+			if (err != nil) != in.fails {
+				t.Fatalf("error %v", err)
+			}
+			if err == nil && (name != ref || desc.Digest != manifestDesc.Digest) {
+				t.Errorf("resolved to %s %s", name, desc.Digest)
+			}
+			if r.Credential() != in.credential || len(r.Refused()) != in.refused {
+				t.Errorf("credential %s after %v", r.Credential(), r.Refused())
+			}
+		})
+	}
+}
+
+func TestAPublicImageWithAStaleCredentialIsPulledAnonymously(t *testing.T) {
+	reg := testenv.StartFake(t, withHost(func(host string, req *http.Request) testenv.Answer {
+		if req.URL.Path == "/token" {
+			if user, _, ok := req.BasicAuth(); ok || req.Method == "POST" {
+				return testenv.Answer{Status: 401, Body: user}
+			}
+			return testenv.Answer{Status: 200, Body: `{"token":"anonymous-token"}`}
+		}
+		if req.Header.Get("Authorization") != "Bearer anonymous-token" {
+			return refuse(401, `Bearer realm="http://`+host+`/token",service="s",scope="repository:x/y:pull"`)
+		}
+		return found(req)
+	}))
+	r, ref := newResolver(t, reg.Host(), keyring{credential("old", "u", "p")}, resolver.Options{})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	if r.Credential() != resolver.Anonymous || len(r.Refused()) != 1 || r.Refused()[0].Credential != "old/reg" || r.Refused()[0].Status != 401 {
+		t.Errorf("credential %s after %+v", r.Credential(), r.Refused())
+	}
+}
+
+// withHost gives a script the host that the request was for.
+func withHost(script func(host string, req *http.Request) testenv.Answer) func(*http.Request) testenv.Answer {
+	return func(req *http.Request) testenv.Answer { return script(req.Host, req) }
+}
+
+func TestARefusalSaysWhoAskedAndWhatWasAnswered(t *testing.T) {
+	denied := testenv.Answer{Status: 403, Body: `{"errors":[{"code":"DENIED","message":"requested access\nis denied"}]}`}
+	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+		if _, _, ok := req.BasicAuth(); ok {
+			return denied
+		}
+		return refuse(401, `Basic realm="r"`)
+	})
+	r, ref := newResolver(t, reg.Host(), keyring{credential("team", "u", "p")}, resolver.Options{})
+	_, _, err := r.Resolve(t.Context(), ref)
+	var refused *resolver.RefusedError
+	if !errors.As(err, &refused) || refused.Status() != 401 {
+		t.Fatalf("error %v", err)
+	}
+	want := fmt.Sprintf("registry %[1]s refused repository x/y: credential team/reg (user \"u\") got 403 Forbidden from http://%[1]s/v2/x/y/manifests/1 "+
+		"(DENIED: requested access is denied); then anonymous got 401 Unauthorized", reg.Host())
+	if err.Error() != want {
+		t.Errorf("got  %s\nwant %s", err, want)
+	}
+}
+
+func TestABasicLoginIsRefusedOnce(t *testing.T) {
+	reg := testenv.StartFake(t, func(*http.Request) testenv.Answer { return refuse(401, `Basic realm="r"`) })
+	r, ref := newResolver(t, reg.Host(), keyring{credential("a", "u", "p")}, resolver.Options{NoAnonymousFallback: true})
+	if _, _, err := r.Resolve(t.Context(), ref); err == nil {
+		t.Fatal("no error")
+	}
+	logins := 0
+	for _, req := range reg.Requests() {
+		if req.Authorization != "" {
+			logins++
+		}
+	}
+	if logins != 1 {
+		t.Errorf("%d failed logins", logins)
+	}
+}
+
+func TestOneTokenServesAPull(t *testing.T) {
+	reg := testenv.StartFake(t, withHost(func(host string, req *http.Request) testenv.Answer {
+		if req.URL.Path == "/token" {
+			return testenv.Answer{Status: 200, Body: `{"access_token":"t","token":"t"}`}
+		}
+		if req.Header.Get("Authorization") != "Bearer t" {
+			return refuse(401, `Bearer realm="http://`+host+`/token",service="s"`)
+		}
+		return found(req)
+	}))
+	r, ref := newResolver(t, reg.Host(), keyring{credential("a", "u", "p")}, resolver.Options{})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	for _, desc := range []ocispec.Descriptor{manifestDesc, layerDesc} {
+		if b, err := fetch(t.Context(), r, ref, desc); err != nil || digest.FromBytes(b) != desc.Digest {
+			t.Fatalf("fetched %d bytes, error %v", len(b), err)
+		}
+	}
+	tokens := 0
+	for _, req := range reg.Requests() {
+		if req.Path == "/token" {
+			tokens++
+		}
+	}
+	if tokens != 1 || r.Bytes() != manifestDesc.Size+layerDesc.Size {
+		t.Errorf("%d tokens, %d bytes", tokens, r.Bytes())
+	}
+}
+
+func TestALoginGoesToItsRegistryOnly(t *testing.T) {
+	login := basic("u", "canary")
+	for _, challenge := range []string{"", `Basic realm="r"`} {
+		t.Run("the target asks for "+challenge, func(t *testing.T) {
+			target := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+				if challenge != "" {
+					return refuse(401, challenge)
+				}
+				return found(req)
+			})
+			reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+				if req.Header.Get("Authorization") != login {
+					return refuse(401, `Basic realm="r"`)
+				}
+				if strings.Contains(req.URL.Path, "/blobs/") {
+					return testenv.Answer{Status: 307, Header: map[string]string{"Location": "http://" + target.Host() + "/blobs/?X-Signature=canary"}}
+				}
+				return found(req)
+			})
+			r, ref := newResolver(t, reg.Host(), keyring{credential("a", "u", "canary")}, resolver.Options{})
+			if _, _, err := r.Resolve(t.Context(), ref); err != nil {
+				t.Fatal(err)
+			}
+			b, err := fetch(t.Context(), r, ref, layerDesc)
+			if challenge == "" && (err != nil || !bytes.Equal(b, layer)) {
+				t.Errorf("fetched %d bytes, error %v", len(b), err)
+			}
+			if challenge != "" && (err == nil || strings.Contains(resolver.Sanitize(err.Error()), "canary")) {
+				t.Errorf("error %v", err)
+			}
+			for _, req := range target.Requests() {
+				if req.Authorization != "" {
+					t.Errorf("the target got %q", req.Authorization)
+				}
+			}
+		})
+	}
+}
+
+func TestALayersOwnAddressesAreNotFollowed(t *testing.T) {
+	other := testenv.StartFake(t, found)
+	reg := testenv.StartFake(t, found)
+	r, ref := newResolver(t, reg.Host(), nil, resolver.Options{})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	desc := layerDesc
+	desc.URLs = []string{"http://" + other.Host() + "/blobs/x"}
+	if _, err := fetch(t.Context(), r, ref, desc); err != nil {
+		t.Fatal(err)
+	}
+	if seen := other.Requests(); len(seen) > 0 {
+		t.Errorf("requests %v", seen)
+	}
+}
+
+func TestAnAnswerThatStopsEndsTheFetch(t *testing.T) {
+	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+		a := found(req)
+		if strings.Contains(req.URL.Path, "/blobs/") {
+			a.Length, a.Body, a.Stall = len(a.Body), a.Body[:1000], true
+		}
+		return a
+	})
+	r, ref := newResolver(t, reg.Host(), nil, resolver.Options{StallTimeout: 500 * time.Millisecond})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	b, err := fetch(t.Context(), r, ref, layerDesc)
+	if !errors.Is(err, resolver.ErrStalled) || len(b) != 1000 {
+		t.Errorf("%d bytes, error %v", len(b), err)
+	}
+}
+
+func TestAKnownImageAsksTheRegistryOnlyToFetch(t *testing.T) {
+	reg := testenv.StartFake(t, found)
+	named, err := reference.ParseDockerRef(reg.Host() + "/x/y:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := resolver.New(named, &manifestDesc, keyring{credential("a", "u", "p")}, resolver.Options{})
+	defer r.Close()
+	if _, desc, err := r.Resolve(t.Context(), named.String()); err != nil || desc.Digest != manifestDesc.Digest {
+		t.Fatalf("descriptor %v, error %v", desc, err)
+	}
+	if seen := reg.Requests(); len(seen) > 0 || r.Credential() != "" {
+		t.Errorf("requests %v, credential %q", seen, r.Credential())
+	}
+	if _, err := fetch(t.Context(), r, named.String(), layerDesc); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, req := range reg.Requests() {
+		got = append(got, req.Method+" "+req.Path)
+	}
+	want := []string{"HEAD /v2/x/y/manifests/" + manifestDesc.Digest.String(), "GET /v2/x/y/blobs/" + layerDesc.Digest.String()}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+}
+
+func TestAFetchCanBeTakenUpInTheMiddle(t *testing.T) {
+	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+		a := found(req)
+		if v := req.Header.Get("Range"); v != "" {
+			var from int
+			fmt.Sscanf(v, "bytes=%d-", &from)
+			a.Status, a.Body = 206, a.Body[from:]
+			a.Header = map[string]string{"Content-Range": fmt.Sprintf("bytes %d-%d/%d", from, len(layer)-1, len(layer))}
+		}
+		return a
+	})
+	r, ref := newResolver(t, reg.Host(), nil, resolver.Options{})
+	f, err := r.Fetcher(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	rc, err := f.Fetch(t.Context(), layerDesc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rc.Close()
+	seeker, ok := rc.(io.Seeker)
+	if !ok {
+		t.Fatal("what is fetched cannot be resumed")
+	}
+	if _, err := seeker.Seek(60_000, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(rc); err != nil || !bytes.Equal(b, layer[60_000:]) || r.Bytes() != int64(len(b)) {
+		t.Errorf("%d bytes, %d counted, error %v", len(b), r.Bytes(), err)
+	}
+}
+
+func TestKipNeverPushes(t *testing.T) {
+	r, ref := newResolver(t, "reg.example.com", nil, resolver.Options{})
+	if _, err := r.Pusher(t.Context(), ref); !errdefs.IsNotImplemented(err) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestSanitizeTakesSecretsOutOfAText(t *testing.T) {
+	for _, in := range []struct{ name, text, want string }{
+		{"a signed query", `Get "https://s3.example.com/b?X-Amz-Signature=canary&x=1": EOF`, `Get "https://s3.example.com/b": EOF`},
+		{"a user and a password", "proxy http://user:canary@proxy:3128/x failed", "proxy http://proxy:3128/x failed"},
+		{"a password with a slash and an @", "http://user:can@ary@proxy/", "http://proxy/"},
+		{"lines", "one\ntwo\x1b[31m\x00", "one two [31m"},
+		{"no URL at all", "plain text? yes", "plain text? yes"},
+		{"upper case", "HTTPS://h/p?sig=canary", "HTTPS://h/p"},
+		{"a fragment", "https://h/p#canary", "https://h/p"},
+	} {
+		t.Run(in.name, func(t *testing.T) {
+			if got := resolver.Sanitize(in.text); got != in.want {
+				t.Errorf("got %q, want %q", got, in.want)
+			}
+		})
+	}
+	if long := resolver.Sanitize(strings.Repeat("é", 10_000)); len(long) > 2100 {
+		t.Errorf("%d bytes", len(long))
+	}
+}
