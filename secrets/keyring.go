@@ -8,7 +8,7 @@ package secrets
 
 import (
 	"cmp"
-	"fmt"
+	"errors"
 	"net"
 	"net/url"
 	"path"
@@ -50,10 +50,10 @@ func newKeyring(entries []entry) *Keyring {
 
 // Lookup returns the credentials for a repository, a normalised name without tag and digest such as
 // `docker.io/library/nginx`, in the order to try them. Every key that matches gives all its credentials, the same
-// user and password twice if two secrets hold them (kubelet: DockerKeyring.Lookup). None is left is nil.
+// user and password twice if two secrets hold them (kubelet: DockerKeyring.Lookup).
 //
 // If no key matches a Docker Hub repository, the credentials for `index.docker.io` are returned. The kubelet does that
-// for any host without dot and port, such as `localhost`, too, and so shows it the user's Hub password; kip does not.
+// for any host without dot and port, such as `localhost`, too, and so hands it the user's Hub password; kip does not.
 func (k *Keyring) Lookup(repository string) []Credential {
 	image, err := parseLocation(repository)
 	if k == nil || err != nil {
@@ -117,7 +117,7 @@ func normaliseKey(raw string) (string, error) {
 }
 
 // errNotURL stands for the errors of url.Parse, which quote what they were given.
-var errNotURL = fmt.Errorf("not a registry host or URL")
+var errNotURL = errors.New("not a registry host or URL")
 
 // parseLocation splits a normalised key or a repository (kubelet: ParseSchemelessURL, SplitURL). A key goes through the
 // URL parser a second time here, as it does in the kubelet, so `%2561` in a key means `a` to both.

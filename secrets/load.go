@@ -85,8 +85,8 @@ func (l *loader) loadSecret(source, folder string) {
 		l.problems = append(l.problems, Problem{Source: source, File: folder, Message: reason(folder, err)})
 		return
 	}
-	if len(files.contents) == 0 && len(files.others) > 0 {
-		l.problems = append(l.problems, Problem{Source: source, File: folder, Message: noKnownKey(files.others)})
+	if len(files.contents) == 0 && len(files.names) > 0 {
+		l.problems = append(l.problems, Problem{Source: source, File: folder, Message: noKnownKey(files.names)})
 	}
 	for _, file := range files.contents {
 		l.loadFile(source, filepath.Join(folder, file.form.key), file)
@@ -176,7 +176,7 @@ func isKnown(name string) bool {
 // secretFiles are the files of one secret at one moment.
 type secretFiles struct {
 	contents []content
-	others   []string // names without a form
+	names    []string // what else the folder holds; of use only where there are no contents
 }
 
 // content is what a known file holds or why it could not be read.
@@ -203,9 +203,9 @@ func readSecret(folder string) (secretFiles, error) {
 		}
 		files.contents = append(files.contents, content{form: form, data: data, err: err})
 	}
-	files.others = found.files
+	files.names = found.files
 	if len(found.files) == 0 {
-		files.others = found.folders // a secrets directory one level too high
+		files.names = found.folders // a secrets directory one level too high
 	}
 	return files, nil
 }
@@ -261,7 +261,7 @@ func reason(path string, err error) string {
 	case errors.Is(err, fs.ErrPermission):
 		return denied(path)
 	case errors.Is(err, fs.ErrNotExist):
-		return "does not exist"
+		return "does not exist, or a link in it leads nowhere"
 	case errors.As(err, &inPath):
 		return inPath.Err.Error()
 	}

@@ -3,11 +3,13 @@ package source
 import (
 	"compress/gzip"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -265,45 +267,46 @@ func TestGatewayThatIsNotThere(t *testing.T) {
 }
 
 func TestGatewayAnswerIsLimited(t *testing.T) {
-	// padded writes a valid answer of this size.
-	padded := func(w io.Writer, size int) {
-		io.WriteString(w, oneKernel)
-		io.CopyN(w, spaces{}, int64(size-len(oneKernel)))
+	const limit = 16 << 20
+	right := []byte(oneKernel + strings.Repeat(" ", limit-len(oneKernel)))
+	// plain and zipped send the answer, and then the tail, times over.
+	plain := func(tail string, times int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { write(w, right, tail, times) }
 	}
-	zipped := func(size int) http.HandlerFunc {
+	zipped := func(tail string, times int) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
-			z := gzip.NewWriter(w)
+			z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed)
 			defer z.Close()
-			padded(z, size)
+			write(z, right, tail, times)
 		}
 	}
-	plain := func(size int) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) { padded(w, size) }
-	}
 	const tooLarge = "the answer is larger than 16 MiB"
-	t.Run("one byte too much", func(t *testing.T) { fails(t, serve(t, plain(16<<20+1)), tooLarge) })
-	t.Run("a bomb", func(t *testing.T) { fails(t, serve(t, zipped(1<<30)), tooLarge) })
-	for name, handler := range map[string]http.HandlerFunc{"just right": plain(16 << 20), "just right, compressed": zipped(16 << 20)} {
-		t.Run(name, func(t *testing.T) {
-			got, err := ask(t, t.Context(), newGateway(t, serve(t, handler).URL))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(Answer{Images: []string{"a:1"}}, got); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
+	megabyte := strings.Repeat(" ", 1<<20)
+	t.Run("one byte too much", func(t *testing.T) { fails(t, serve(t, plain(" ", 1)), tooLarge) })
+	t.Run("one byte too much, compressed", func(t *testing.T) { fails(t, serve(t, zipped(" ", 1)), tooLarge) })
+	t.Run("without an end", func(t *testing.T) { fails(t, serve(t, plain(megabyte, math.MaxInt)), tooLarge) })
+	t.Run("without an end, compressed", func(t *testing.T) { fails(t, serve(t, zipped(megabyte, math.MaxInt)), tooLarge) })
+	t.Run("just right", func(t *testing.T) {
+		got, err := ask(t, t.Context(), newGateway(t, serve(t, plain("", 0)).URL))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(Answer{Images: []string{"a:1"}}, got); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
-type spaces struct{}
-
-func (spaces) Read(p []byte) (int, error) {
-	for i := range p {
-		p[i] = ' '
+// write writes a body and then the tail, times over or until the reader leaves.
+func write(w io.Writer, body []byte, tail string, times int) {
+	_, err := w.Write(body)
+	for range times {
+		if err != nil {
+			return
+		}
+		_, err = io.WriteString(w, tail)
 	}
-	return len(p), nil
 }
 
 func TestGatewayThatIsSlowIsGivenUp(t *testing.T) {
@@ -646,6 +649,12 @@ func TestGatewayCertificate(t *testing.T) {
 		}
 		if diff := cmp.Diff(Answer{Images: []string{"a:1"}}, got); diff != "" {
 			t.Error(diff)
+		}
+	})
+	t.Run("with control characters in its names is described in one line", func(t *testing.T) {
+		err := &tls.CertificateVerificationError{Err: errors.New("valid for a\n\x1b[31m")}
+		if got, want := describe(err), "tls: failed to verify certificate: valid for a??[31m"; got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	})
 	t.Run("that is not there is said", func(t *testing.T) {

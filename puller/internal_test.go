@@ -1,0 +1,137 @@
+package puller
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+
+	"example.com/kip/resolver"
+)
+
+func TestAKeyIsHeldByOneAndForgottenAfterAll(t *testing.T) {
+	var m keyedMutex
+	var wg sync.WaitGroup
+	a, b := new(int), new(int) // each guarded by its key, which the race detector checks
+	for i := range 100 {
+		key, n := "a", a
+		if i%2 == 1 {
+			key, n = "b", b
+		}
+		wg.Go(func() {
+			if err := m.Lock(t.Context(), key); err != nil {
+				t.Error(err)
+				return
+			}
+			*n++
+			m.Unlock(key)
+		})
+	}
+	wg.Wait()
+	if *a != 50 || *b != 50 || len(m.locks) != 0 {
+		t.Errorf("%d and %d, %d locks left", *a, *b, len(m.locks))
+	}
+}
+
+func TestAWaitForAKeyEndsWithItsContext(t *testing.T) {
+	var m keyedMutex
+	if err := m.Lock(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := m.Lock(ctx, "a"); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	m.Unlock("a")
+	if err := m.Lock(t.Context(), "a"); err != nil || len(m.locks) != 1 {
+		t.Errorf("error %v, %d locks", err, len(m.locks))
+	}
+}
+
+func TestEachErrorHasItsReason(t *testing.T) {
+	status := func(code int) error {
+		return fmt.Errorf("pulling: %w", remoteerrors.ErrUnexpectedStatus{StatusCode: code, Status: fmt.Sprint(code)})
+	}
+	refused := func(codes ...int) error {
+		e := &resolver.RefusedError{}
+		for _, c := range codes {
+			e.Attempts = append(e.Attempts, resolver.Attempt{Status: c})
+		}
+		return fmt.Errorf("resolving: %w", e)
+	}
+	for _, in := range []struct {
+		err    error
+		reason Reason
+	}{
+		{refused(401), Unauthorized},
+		{refused(403, 404), Denied},
+		{refused(404), NotFound},
+		{refused(404, 401), Unauthorized},
+		{status(429), RateLimited},
+		{status(500), RegistryUnavailable},
+		{status(503), RegistryUnavailable},
+		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, NetworkError},
+		{&net.DNSError{Name: "nowhere.example", IsNotFound: true}, NetworkError},
+		{&net.OpError{Op: "read", Err: syscall.ECONNRESET}, NetworkError},
+		{fmt.Errorf("failed to copy: %w", io.ErrUnexpectedEOF), NetworkError},
+		{fmt.Errorf("dial: %w", x509.UnknownAuthorityError{}), TLSError},
+		{errors.New("http: server gave HTTP response to HTTPS client"), TLSError},
+		{fmt.Errorf("read: %w", resolver.ErrStalled), Stalled},
+		{fmt.Errorf("write: no space left on device: %w", errdefs.ErrUnknown), NoSpace},
+		{errors.New(`unexpected commit digest sha256:a, expected sha256:b: failed precondition`), DigestMismatch},
+		{fmt.Errorf("no match for platform in manifest: %w", errdefs.ErrNotFound), NoMatchingPlatform},
+		{errors.New("failed to extract layer sha256:a: archive/tar: invalid tar header"), BadLayer},
+		{fmt.Errorf("rpc: %w", errdefs.ErrUnavailable), DaemonUnavailable},
+		{fmt.Errorf("pull: %w", context.DeadlineExceeded), DeadlineExceeded},
+		{fmt.Errorf("pull: %w", context.Canceled), Cancelled},
+		{errors.New("what is this"), Internal},
+	} {
+		if got := reasonOf(in.err); got != in.reason {
+			t.Errorf("%v: %s, want %s", in.err, got, in.reason)
+		}
+	}
+}
+
+func TestAReferenceIsNormalisedAsCRIDoes(t *testing.T) {
+	const digest = "@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	for in, want := range map[string]string{
+		"nginx":                    "docker.io/library/nginx:latest",
+		"elyra/kernel-py:3":        "docker.io/elyra/kernel-py:3",
+		"localhost:5000/x":         "localhost:5000/x:latest",
+		"ghcr.io/a/b:1" + digest:   "ghcr.io/a/b" + digest,
+		"index.docker.io/a/b":      "docker.io/a/b:latest",
+		"registry.example/a/b":     "registry.example/a/b:latest",
+		"[::1]:5000/a/b":           "[::1]:5000/a/b:latest",
+		"MyRegistry/kernel-py:1":   "MyRegistry/kernel-py:1",
+		"myDockerHub/MyKernel:tag": "",
+		"${KERNEL_IMAGE}":          "",
+		"https://reg/x:1":          "",
+		"":                         "",
+		"a b":                      "",
+	} {
+		ref, err := ParseReference(in)
+		if got := ref; (err == nil) != (want != "") || err == nil && got.String() != want {
+			t.Errorf("%q: %v, error %v, want %q", in, got, err, want)
+		}
+	}
+}
+
+func TestHasRegistryKnowsARegistryFromARepository(t *testing.T) {
+	for in, want := range map[string]bool{
+		"nginx": false, "elyra/kernel:1": false, "nginx:1.2": false, "a/b/c": false, "MyReg/x": false,
+		"localhost/x": true, "localhost:5000/x": true, "quay.io/x": true, "reg:5000/x/y": true, "10.0.0.1/x": true,
+	} {
+		if got := HasRegistry(in); got != want {
+			t.Errorf("%q: %v", in, got)
+		}
+	}
+}
