@@ -3,6 +3,7 @@ BIN     := .cache/bin
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+CODE    := cmd deploy internal puller resolver secrets
 TOOL    := go tool -modfile=internal/tools/go.mod
 
 .DEFAULT_GOAL := build
@@ -15,7 +16,7 @@ test: ## all tests, with the race detector; the summary names what was left out
 	$(TOOL) gotestsum --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 20m ./...
 
 lint: ## formatting, vet, staticcheck
-	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	@unformatted=$$(gofmt -l $(CODE)); test -z "$$unformatted" || { echo "gofmt would change: $$unformatted"; exit 1; }
 	go vet ./...
 	$(TOOL) staticcheck ./...
 	go mod tidy -diff

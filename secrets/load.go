@@ -176,7 +176,7 @@ func isKnown(name string) bool {
 // secretFiles are the files of one secret at one moment.
 type secretFiles struct {
 	contents []content
-	names    []string // what else the folder holds; of use only where there are no contents
+	names    []string // what the folder holds, to say so where contents is empty
 }
 
 // content is what a known file holds or why it could not be read.

@@ -43,17 +43,24 @@ func noCommand(c *cli.Context) error {
 	if c.Args().Present() {
 		return fmt.Errorf("unknown command %q: %s --help lists the commands", c.Args().First(), c.Command.HelpName)
 	}
+	if len(c.Command.Subcommands) > 0 && c.Command.Name != c.App.Name {
+		return cli.ShowSubcommandHelp(c)
+	}
 	return cli.ShowAppHelp(c)
 }
 
-// checkArgs refuses arguments that look like flags: urfave takes no flag after
-// the first argument, and would hand it on as an image.
+// checkArgs refuses empty arguments and those that look like flags: urfave takes
+// no flag after the first argument, and would hand it on as an image.
 func checkArgs(c *cli.Context) error {
-	i := slices.IndexFunc(c.Args().Slice(), func(a string) bool { return strings.HasPrefix(a, "-") })
-	if i < 0 {
-		return nil
+	for _, arg := range c.Args().Slice() {
+		switch {
+		case strings.TrimSpace(arg) == "":
+			return fmt.Errorf("an argument of kip %s is empty", c.Command.Name)
+		case strings.HasPrefix(arg, "-"):
+			return fmt.Errorf("%q stands after the first argument: flags go before arguments, as in kip %s [flags] ARGUMENT", arg, c.Command.Name)
+		}
 	}
-	return fmt.Errorf("%q stands after the first argument: flags go before arguments, as in kip %s [flags] ARGUMENT", c.Args().Get(i), c.Command.Name)
+	return nil
 }
 
 // dropEmptyVariables removes variables that are set to nothing, so that they

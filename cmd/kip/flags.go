@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -81,7 +84,7 @@ func folders(c *cli.Context, name string) []string {
 func pullFlags() []cli.Flag {
 	return append([]cli.Flag{
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT` of the report: text or json", Value: "text"},
-		&cli.IntFlag{Name: "num-pullers", Usage: "`NUMBER` of images in progress at once", EnvVars: []string{"KIP_NUM_PULLERS"}},
+		&cli.IntFlag{Name: "num-pullers", Usage: "`NUMBER` of images in progress at once", DefaultText: "16", EnvVars: []string{"KIP_NUM_PULLERS"}},
 		&cli.IntFlag{Name: "num-retries", Usage: "`NUMBER` of pulls of an image, all told, before it has failed", Value: 3, EnvVars: []string{"KIP_NUM_RETRIES"}},
 		&cli.BoolFlag{Name: "anonymous-fallback", Usage: "when all credentials were refused, try once without", Value: true},
 	}, nearFlags(false)...)
@@ -109,10 +112,14 @@ func pullOptions(c *cli.Context) (puller.Options, error) {
 	return opts, nil
 }
 
-// secretsDirs are the folders with pull secrets.
+// secretsDirs are the folders with pull secrets. The default one need not be
+// there: on a node, kip pull often needs no secret.
 func secretsDirs(c *cli.Context) []string {
 	if dirs := folders(c, "secrets-dir"); len(dirs) > 0 {
 		return dirs
+	}
+	if _, err := os.Stat(defaultSecretsDir); errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
 	return []string{defaultSecretsDir}
 }

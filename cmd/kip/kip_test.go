@@ -286,6 +286,7 @@ func TestBadInputIsOneClearLine(t *testing.T) {
 		{"an unknown command below images", nil, []string{"images", "burn"}, exitUsage, `unknown command "burn"`},
 		{"an unknown flag", nil, []string{"pull", "--what", "x"}, exitUsage, "flag provided but not defined: -what"},
 		{"a flag after the arguments", nil, []string{"pull", "x", "-o", "json"}, exitUsage, `"-o" stands after the first argument: flags go before arguments`},
+		{"an empty reference", nil, []string{"pull", " "}, exitUsage, "an argument of kip pull is empty"},
 		{"an argument of run", nil, []string{"run", "now"}, exitUsage, `kip run takes no argument, but got "now"`},
 		{"an unknown output", nil, []string{"pull", "-o", "yaml", "x"}, exitUsage, `--output is "yaml": it must be one of text, json`},
 		{"an unknown log level", env("KIP_LOG_LEVEL", "LOUD"), once, exitUsage, `(KIP_LOG_LEVEL) is "LOUD"`},

@@ -44,7 +44,7 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "interval", Usage: "`TIME` between cycles, in seconds or with a unit", Value: "300", EnvVars: []string{"KIP_INTERVAL"}},
 			&cli.StringFlag{Name: "pull-policy", Usage: "`POLICY`: IfNotPresent or Always", Value: ifNotPresent, EnvVars: []string{"KIP_PULL_POLICY"}},
 			&cli.StringFlag{Name: "default-container-registry", Usage: "`REGISTRY` for names without one", EnvVars: []string{"KIP_DEFAULT_CONTAINER_REGISTRY"}},
-			&cli.StringFlag{Name: "image-fetcher", Usage: "image source: " + strings.Join([]string{kernelSpecs, staticList, combined}, ", ") + " (default: what --images and --gateway-host ask for)", EnvVars: []string{"KIP_IMAGE_FETCHER"}},
+			&cli.StringFlag{Name: "image-fetcher", Usage: "image `SOURCE`: " + strings.Join([]string{kernelSpecs, staticList, combined}, ", ") + " (default: what --images and --gateway-host ask for)", EnvVars: []string{"KIP_IMAGE_FETCHER"}},
 			&cli.StringFlag{Name: "internal-fetchers", Usage: "comma-separated `SOURCES` of " + combined, Value: kernelSpecs, EnvVars: []string{"KIP_INTERNAL_FETCHERS"}},
 			&cli.StringFlag{Name: "images", Usage: "comma-separated `IMAGES` of " + staticList, EnvVars: []string{imagesVariable}},
 		}, pullFlags()...),
@@ -116,14 +116,14 @@ func imageSources(c *cli.Context) ([]source.Source, error) {
 	case fetcher != "":
 		names = []string{fetcher}
 	default:
-		if c.IsSet("gateway-host") || !c.IsSet("images") {
+		if c.IsSet("gateway-host") || c.String("images") == "" {
 			names = append(names, kernelSpecs)
 		}
-		if c.IsSet("images") {
+		if c.String("images") != "" {
 			names = append(names, staticList)
 		}
 	}
-	if c.IsSet("images") && !slices.Contains(names, staticList) {
+	if c.String("images") != "" && !slices.Contains(names, staticList) {
 		slog.Warn("--images (KIP_IMAGES) is set but not read by the image sources", "sources", names)
 	}
 	var list []source.Source

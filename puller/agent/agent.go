@@ -33,9 +33,9 @@ type Config struct {
 // Agent keeps the images of a node.
 type Agent struct {
 	config Config
-	// logged is what was last said of each subject, so that each change is logged
-	// once and nothing every cycle.
-	logged map[string]string
+	// said is what this cycle has said of each subject, and before what the last one
+	// did: each change is logged once, and nothing every cycle.
+	said, before map[string]string
 	// reported is set where somebody reads the report: what is wrong stands there,
 	// and need not be in the log as well.
 	reported bool
@@ -43,7 +43,7 @@ type Agent struct {
 
 // New returns an agent.
 func New(config Config) *Agent {
-	return &Agent{config: config, logged: map[string]string{}}
+	return &Agent{config: config, said: map[string]string{}}
 }
 
 // Waits for a daemon that is not there.
@@ -112,6 +112,7 @@ func (a *Agent) Once(ctx context.Context) (Report, error) {
 
 // Cycle asks the sources and makes present what they want, once.
 func (a *Agent) Cycle(ctx context.Context, p *puller.Puller) Report {
+	a.nextCycle()
 	r := Report{Version: 1, Sources: []SourceReport{}, Warnings: []string{}, Images: []puller.Result{}}
 	wanted := a.ask(ctx, &r)
 	keyring, problems := secrets.Load(a.config.SecretsDirs...)
@@ -131,6 +132,9 @@ func (a *Agent) Cycle(ctx context.Context, p *puller.Puller) Report {
 	}
 	return r
 }
+
+// nextCycle forgets what was said before the last cycle.
+func (a *Agent) nextCycle() { a.before, a.said = a.said, map[string]string{} }
 
 // ask returns what all sources want.
 func (a *Agent) ask(ctx context.Context, r *Report) []puller.Wanted {
@@ -171,23 +175,29 @@ func (a *Agent) warn(r *Report, text string) {
 
 // once logs a message unless it is the last one that was logged of its subject.
 func (a *Agent) once(level slog.Level, subject, message string, args ...any) {
+	if a.before[subject] != message && a.said[subject] != message {
+		a.log(level, message, args...)
+	}
+	a.said[subject] = message
+}
+
+// log leaves what is wrong to the report, where there is one that is read.
+func (a *Agent) log(level slog.Level, message string, args ...any) {
 	if a.reported && level > slog.LevelInfo {
 		level = slog.LevelDebug
 	}
-	if a.logged[subject] != message {
-		a.logged[subject] = message
-		slog.Log(context.Background(), level, message, args...)
-	}
+	slog.Log(context.Background(), level, message, args...)
 }
 
 func (a *Agent) logResult(res puller.Result) {
 	subject := "image " + res.Image
-	if res.State == puller.Failed {
+	switch {
+	case res.State == puller.Failed:
 		a.once(slog.LevelError, subject, res.Message, "image", res.Image, "reason", res.Reason, "credential", res.Credential, "attempts", res.Attempts)
-		return
+	case res.Action == puller.Pulled:
+		a.said[subject] = string(res.State)
+		a.log(slog.LevelInfo, "pulled", "image", res.Image, "digest", res.Digest, "credential", res.Credential, "bytes", res.Bytes)
+	default:
+		a.once(slog.LevelInfo, subject, string(res.State), "image", res.Image, "digest", res.Digest)
 	}
-	if res.Action == puller.Pulled {
-		delete(a.logged, subject)
-	}
-	a.once(slog.LevelInfo, subject, string(res.State), "image", res.Image, "action", res.Action, "digest", res.Digest, "credential", res.Credential, "bytes", res.Bytes)
 }

@@ -141,12 +141,12 @@ func (g *Gateway) Name() string { return "gateway" }
 
 // Images asks the gateway for its kernelspecs and returns the images of each, in the order of the kernelspecs' names:
 // image_name, then executor_image_name, of metadata.process_proxy.config, or where that names none, of
-// metadata.kernel_provisioner.config.
+// metadata.kernel_provisioner.config. The order is that of KernelSpecsFetcher in Enterprise Gateway.
 //
 // An answer that is no list of kernelspecs is an error: another status than 200, HTML, broken JSON, more than 16 MiB.
 // A fault in one kernelspec is a warning. So is a list of none, and a token that can be read on its way. Errors and
 // warnings name the URL or kernelspec, and hold neither the token nor text of the answer's body other than a bad
-// image name. Of what lies behind an error only the context's error is wrapped.
+// image name. Of what lies behind an error only the context's is wrapped; a timeout is a context.DeadlineExceeded.
 func (g *Gateway) Images(ctx context.Context) (Answer, error) {
 	limited, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
@@ -237,7 +237,7 @@ func (g *Gateway) failure(ctx context.Context, err error) error {
 	case errors.As(err, &network) && network.Timeout(): // its own or an earlier one, of connecting or of TLS
 		return fmt.Errorf("%s: no whole answer in time (%s at most): %w", prefix, g.timeout, context.DeadlineExceeded)
 	}
-	return fmt.Errorf("%s: %s", prefix, g.redact(describe(err)))
+	return fmt.Errorf("%s: %s", prefix, printable(g.redact(describe(err))))
 }
 
 // describe puts an error of net/http in words. Only the kinds that hold nothing of the answer are shown as they are:
@@ -253,9 +253,9 @@ func describe(err error) string {
 	case errors.Is(err, http.ErrSchemeMismatch):
 		return "answered plain HTTP, not HTTPS"
 	case errors.As(err, &network):
-		return printable(network.Error())
+		return network.Error()
 	case errors.As(err, &certificate):
-		return printable(certificate.Error())
+		return certificate.Error()
 	}
 	return "no valid HTTP answer: is this the gateway's address?"
 }

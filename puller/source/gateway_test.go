@@ -652,9 +652,11 @@ func TestGatewayCertificate(t *testing.T) {
 		}
 	})
 	t.Run("with control characters in its names is described in one line", func(t *testing.T) {
-		err := &tls.CertificateVerificationError{Err: errors.New("valid for a\n\x1b[31m")}
-		if got, want := describe(err), "tls: failed to verify certificate: valid for a??[31m"; got != want {
-			t.Errorf("got %q, want %q", got, want)
+		g := newGateway(t, "http://gateway")
+		err := g.failure(t.Context(), &tls.CertificateVerificationError{Err: errors.New("valid for a\n\x1b[31m" + canary)})
+		want := "GET http://gateway/api/kernelspecs: tls: failed to verify certificate: valid for a??[31m[redacted]"
+		if err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	})
 	t.Run("that is not there is said", func(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"unicode"
 )
 
-// stanzas are the parts of a kernelspec's metadata that can name images. The first one that names any is used, as the
-// puller of Enterprise Gateway does.
+// stanzas are the parts of a kernelspec's metadata that can name images. The first one that names any is used; the
+// order is that of the puller of Enterprise Gateway.
 var stanzas = [...]string{"process_proxy", "kernel_provisioner"}
 
 // imageKeys are the keys of a stanza's config that name an image.
