@@ -228,7 +228,7 @@ type server struct {
 	close func()
 
 	mu   sync.Mutex
-	seen []Request
+	seen []*Request
 }
 
 func startServer(t T, h http.Handler) *server {
@@ -252,22 +252,26 @@ func startServer(t T, h http.Handler) *server {
 	return s
 }
 
+// record notes each request before it is answered, and its status before the
+// client can see it: what a client knows of, the record has.
 func (s *server) record(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		sw := &statusWriter{ResponseWriter: w, status: http.StatusOK}
-		defer func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.seen = append(s.seen, Request{req.Method, req.URL.Path, req.Header.Get("Authorization"), sw.status})
-		}()
-		h.ServeHTTP(sw, req)
+		r := &Request{req.Method, req.URL.Path, req.Header.Get("Authorization"), http.StatusOK}
+		s.mu.Lock()
+		s.seen = append(s.seen, r)
+		s.mu.Unlock()
+		h.ServeHTTP(&statusWriter{w, s, r}, req)
 	})
 }
 
 func (s *server) requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]Request(nil), s.seen...)
+	var list []Request
+	for _, r := range s.seen {
+		list = append(list, *r)
+	}
+	return list
 }
 
 func (s *server) forget() {
@@ -276,14 +280,17 @@ func (s *server) forget() {
 	s.seen = nil
 }
 
-// statusWriter remembers the status of an answer.
+// statusWriter notes the status of an answer in its request.
 type statusWriter struct {
 	http.ResponseWriter
-	status int
+	server  *server
+	request *Request
 }
 
 func (w *statusWriter) WriteHeader(status int) {
-	w.status = status
+	w.server.mu.Lock()
+	w.request.Status = status
+	w.server.mu.Unlock()
 	w.ResponseWriter.WriteHeader(status)
 }
 
