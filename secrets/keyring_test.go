@@ -149,6 +149,18 @@ func TestLookupOrder(t *testing.T) {
 	}
 }
 
+func TestVeryManySecretsWithTheSameKeysKeepTheirOrder(t *testing.T) {
+	var secrets [][]string
+	var want []string
+	for i := range 100 {
+		secrets = append(secrets, []string{"r.io", "r.io/x", "*.io"})
+		want = append(want, fmt.Sprintf("%d:r.io", i+1))
+	}
+	if diff := cmp.Diff(want, users(keyringOf(t, secrets...), "r.io/y")[:100]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestNoKeyringFindsNothing(t *testing.T) {
 	var none *Keyring
 	if none.Lookup("r.io/x") != nil || (&Keyring{}).Lookup("docker.io/library/nginx") != nil {

@@ -172,6 +172,11 @@ func TestLayouts(t *testing.T) {
 			func(t *testing.T, root string) {
 				newMount(t, root+"/optional", map[string]string{key: config("u")}).swap(nil)
 			}, nil, nil},
+		"a mount that is still being made is an empty one": {
+			func(t *testing.T, root string) {
+				write(t, root+"/..2026_12_01_10_00_00.1/"+key, config("u"))
+				write(t, root+"/harbor/..2026_12_01_10_00_00.1/"+key, config("u"))
+			}, nil, nil},
 		"an unknown key is named": {
 			func(t *testing.T, root string) {
 				newMount(t, root+"/tls", map[string]string{"tls.crt": "x", "tls.key": "y"})
@@ -346,7 +351,7 @@ func TestASwapIsNeverSeenHalfDone(t *testing.T) {
 	// Two entries that always agree, in a file of some size.
 	content := func(i int) string {
 		return fmt.Sprintf(`{"auths":{"r.io":{"username":"%[1]d"},"pad":%[2]s,"https://r.io":{"username":"%[1]d"}}}`,
-			i, `{"email":"`+strings.Repeat("x", 64<<10)+`"}`)
+			i, `{"email":"`+strings.Repeat("x", 8<<10)+`"}`)
 	}
 	for name, at := range map[string]struct{ mount, key string }{
 		"in a folder for the secret":     {"/harbor", key},

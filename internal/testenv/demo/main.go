@@ -104,16 +104,16 @@ func demo(t testenv.T, hold bool) {
 	}
 	fmt.Print(node.RunContainer(names["python"], "hello from k1"))
 
+	step("what a wrong password looks like")
+	wrongPassword(t, kip, env, names["plain"])
+
 	if hold {
 		printHowTo(t, node, reg, env, kip)
 		awaitSignal(t)
-		return
 	}
-	step("what a wrong password looks like")
-	wrongPassword(t, kip, env, names["plain"])
 }
 
-// wrongPassword shows it on a second registry, since the first one is stopped.
+// wrongPassword shows it on a second registry, since the first one may be stopped.
 func wrongPassword(t testenv.T, kip string, env []string, plain string) {
 	reg := testenv.StartRegistry(t, testenv.Bearer, map[string]testenv.User{"team": {Password: "s3cret"}})
 	m := testenv.NewImages(t)
