@@ -89,10 +89,9 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 		reason := reasonOf(err)
 		if reason == NotFound && known != nil && !ref.digested() {
 			known = nil // the registry has forgotten this digest: take what the tag says now
-		} else if !reason.passing() {
-			return err
+			continue
 		}
-		if res.Attempts >= p.opts.Retries {
+		if !reason.passing() || res.Attempts >= p.opts.Retries {
 			return err
 		}
 		pause := wait + rand.N(wait/4)

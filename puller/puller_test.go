@@ -253,6 +253,33 @@ func TestWhatIsRemovedIsRestored(t *testing.T) {
 	}
 }
 
+func TestAPresentImageStaysWhenItsTagMoves(t *testing.T) {
+	n := startNode(t, testenv.Newest, puller.Options{Retries: 1})
+	kernels := n.images.Kernels(2)
+	ref := n.reg.Push(n.images, kernels[0], "team/kernel:1")
+	n.mustPull(ref)
+	n.reg.Push(n.images, kernels[1], "team/kernel:1")
+	if res := n.mustPull(ref); res.ID != kernels[0].ID.String() {
+		t.Errorf("ID %s", res.ID)
+	}
+	// Healed, too, is what is there, while the registry has it.
+	remove := func() {
+		if err := n.client.ContentStore().Delete(n.ctx(), kernels[0].ID); err != nil {
+			t.Fatal(err)
+		}
+		n.collectGarbage()
+	}
+	remove()
+	if res := n.mustPull(ref); res.ID != kernels[0].ID.String() || res.Action != puller.Pulled {
+		t.Errorf("healed: ID %s, action %s", res.ID, res.Action)
+	}
+	remove()
+	n.reg.Delete("team/kernel", kernels[0].Manifest)
+	if res := n.mustPull(ref); res.ID != kernels[1].ID.String() {
+		t.Errorf("when the registry has forgotten it: ID %s, want what the tag says now", res.ID)
+	}
+}
+
 func TestARePullKeepsLabelsOfOthers(t *testing.T) {
 	n := startNode(t, testenv.Newest, puller.Options{Always: true})
 	kernels := n.images.Kernels(2)

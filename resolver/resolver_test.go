@@ -9,15 +9,18 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
 
 	"example.com/kip/internal/testenv"
 	"example.com/kip/resolver"
@@ -372,6 +375,42 @@ func TestAFetchCanBeTakenUpInTheMiddle(t *testing.T) {
 	}
 	if b, err := io.ReadAll(rc); err != nil || !bytes.Equal(b, layer[60_000:]) || r.Bytes() != int64(len(b)) {
 		t.Errorf("%d bytes, %d counted, error %v", len(b), r.Bytes(), err)
+	}
+}
+
+func TestDownloadsKeepToTheLimit(t *testing.T) {
+	var mu sync.Mutex
+	var active, most int
+	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+		if !strings.Contains(req.URL.Path, "/blobs/") {
+			return found(req)
+		}
+		mu.Lock()
+		active++
+		most = max(most, active)
+		mu.Unlock()
+		time.Sleep(10 * time.Millisecond) // time for a second one, if there is no limit
+		mu.Lock()
+		active--
+		mu.Unlock()
+		return found(req)
+	})
+	r, ref := newResolver(t, reg.Host(), nil, resolver.Options{})
+	r.SetOptions(transfer.WithDownloadLimiter(semaphore.NewWeighted(1)))
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	var fetches sync.WaitGroup
+	for range 5 {
+		fetches.Go(func() {
+			if _, err := fetch(t.Context(), r, ref, layerDesc); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	fetches.Wait()
+	if most != 1 {
+		t.Errorf("%d downloads at once", most)
 	}
 }
 

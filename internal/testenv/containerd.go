@@ -65,29 +65,26 @@ func StartContainerd(t T, version string) *Containerd {
 // config is the daemon's configuration file. oom_score_adj may be restricted:
 // some machines do not let even root lower it.
 func (c *Containerd) config() string {
-	if c.version == V17 {
-		return fmt.Sprintf(`version = 2
-root = %q
-state = %q
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
-[grpc]
-  address = %q
-[plugins."io.containerd.grpc.v1.cri"]
-  restrict_oom_score_adj = true
-  sandbox_image = %q
-`, c.Root, filepath.Join(c.dir, "state"), c.Address, PauseImage)
-	}
-	return fmt.Sprintf(`version = 3
-root = %q
-state = %q
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
-[grpc]
-  address = %q
+	version, cri := 3, `
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = %q
-`, c.Root, filepath.Join(c.dir, "state"), c.Address, PauseImage)
+`
+	if c.version == V17 {
+		version, cri = 2, `
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+  sandbox_image = %q
+`
+	}
+	return fmt.Sprintf(`version = %d
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
+[grpc]
+  address = %q
+`, version, c.Root, filepath.Join(c.dir, "state"), c.Address) + fmt.Sprintf(cri, PauseImage)
 }
 
 // Start starts the daemon again after Kill, and waits until it serves.

@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/crypto/bcrypt"
 	"golang.org/x/sync/semaphore"
 )
@@ -52,6 +53,7 @@ type Registry struct {
 	t        T
 	cut      atomic.Int64 // see CutAfter
 	down     atomic.Bool
+	gone     sync.Map // paths of manifests, see Delete
 	front    *server
 	token    *tokenService
 	password string // the pusher's
@@ -125,6 +127,10 @@ auth: {%s}
 		if r.down.Load() {
 			panic(http.ErrAbortHandler)
 		}
+		if _, gone := r.gone.Load(req.URL.Path); gone {
+			http.NotFound(w, req)
+			return
+		}
 		proxy.ServeHTTP(w, req)
 	}))
 	r.Host = r.front.host
@@ -166,6 +172,12 @@ func (r *Registry) Push(m *Images, image Image, name string) string {
 		r.t.Fatalf("pushing %s: %v", ref, err)
 	}
 	return ref
+}
+
+// Delete makes the registry forget a manifest.
+func (r *Registry) Delete(repository string, manifest ocispec.Descriptor) {
+	r.t.Helper()
+	r.gone.Store("/v2/"+repository+"/manifests/"+manifest.Digest.String(), true)
 }
 
 // resolver has the pusher's rights.
