@@ -2,6 +2,8 @@ package puller_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,7 +12,9 @@ import (
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/image-spec/identity"
 
@@ -32,10 +36,10 @@ type node struct {
 	puller  *puller.Puller
 }
 
-func startNode(t *testing.T, version string, opts puller.Options) *node {
+func startNode(t *testing.T, config testenv.Config, opts puller.Options) *node {
 	t.Helper()
 	testenv.NeedRoot(t)
-	n := &node{Containerd: testenv.StartContainerd(t, version), t: t, images: testenv.NewImages(t)}
+	n := &node{Containerd: testenv.StartContainerd(t, config), t: t, images: testenv.NewImages(t)}
 	n.client = n.Client()
 	n.reg = testenv.StartRegistry(t, testenv.Bearer, map[string]testenv.User{"team": {Password: "right", Prefixes: []string{"team/"}}})
 	n.login("right")
@@ -113,7 +117,7 @@ func (n *node) noLeases() {
 func TestAPullLeavesWhatTheKubeletExpects(t *testing.T) {
 	for _, version := range []string{testenv.Newest, testenv.V17} {
 		t.Run("containerd "+version, func(t *testing.T) {
-			n := startNode(t, version, puller.Options{})
+			n := startNode(t, testenv.Config{Version: version}, puller.Options{})
 			img := n.images.Kernels(1)[0]
 			ref := n.reg.Push(n.images, img, "team/kernel:1")
 			n.LoadPause(n.images, n.reg)
@@ -146,7 +150,7 @@ func TestAPullLeavesWhatTheKubeletExpects(t *testing.T) {
 }
 
 func TestAPresentImageCostsNoRequest(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{})
+	n := startNode(t, testenv.Config{}, puller.Options{})
 	ref := n.reg.Push(n.images, n.images.Kernels(1)[0], "team/kernel:1")
 	n.mustPull(ref)
 	n.reg.Forget()
@@ -185,7 +189,7 @@ func (n *node) collectGarbage() {
 }
 
 func TestWhatIsRemovedIsRestored(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{})
+	n := startNode(t, testenv.Config{}, puller.Options{})
 	img := n.images.Kernels(1)[0]
 	ref := n.reg.Push(n.images, img, "team/kernel:1")
 	digestName := n.reg.Host + "/team/kernel@" + img.Manifest.Digest.String()
@@ -254,7 +258,7 @@ func TestWhatIsRemovedIsRestored(t *testing.T) {
 }
 
 func TestAPresentImageStaysWhenItsTagMoves(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{Retries: 1})
+	n := startNode(t, testenv.Config{}, puller.Options{Retries: 1})
 	kernels := n.images.Kernels(2)
 	ref := n.reg.Push(n.images, kernels[0], "team/kernel:1")
 	n.mustPull(ref)
@@ -281,7 +285,7 @@ func TestAPresentImageStaysWhenItsTagMoves(t *testing.T) {
 }
 
 func TestARePullKeepsLabelsOfOthers(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{Always: true})
+	n := startNode(t, testenv.Config{}, puller.Options{Always: true})
 	kernels := n.images.Kernels(2)
 	ref := n.reg.Push(n.images, kernels[0], "team/kernel:1")
 	n.mustPull(ref)
@@ -304,7 +308,7 @@ func TestARePullKeepsLabelsOfOthers(t *testing.T) {
 }
 
 func TestAReferenceByDigestHasTwoRecords(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{})
+	n := startNode(t, testenv.Config{}, puller.Options{})
 	img := n.images.Kernels(1)[0]
 	ref := n.reg.Push(n.images, img, "team/kernel:1")
 	digestName := n.reg.Host + "/team/kernel@" + img.Manifest.Digest.String()
@@ -323,7 +327,7 @@ func TestAReferenceByDigestHasTwoRecords(t *testing.T) {
 }
 
 func TestAWrongPasswordIsNamed(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{})
+	n := startNode(t, testenv.Config{}, puller.Options{})
 	ref := n.reg.Push(n.images, n.images.Kernels(1)[0], "team/kernel:1")
 	n.login("canary-password")
 	n.reg.Forget()
@@ -355,7 +359,7 @@ func TestAWrongPasswordIsNamed(t *testing.T) {
 }
 
 func TestAPartialDownloadIsTakenUpAgain(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{Retries: 1})
+	n := startNode(t, testenv.Config{}, puller.Options{Retries: 1})
 	img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Layer(testenv.Noise("noise", 8<<20)))
 	ref := n.reg.Push(n.images, img, "team/kernel:1")
 	n.reg.CutAfter(5 << 20) // within the second layer's blob
@@ -378,7 +382,7 @@ func TestAPartialDownloadIsTakenUpAgain(t *testing.T) {
 }
 
 func TestALeaseOfOthersIsLeftAlone(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{})
+	n := startNode(t, testenv.Config{}, puller.Options{})
 	if _, err := n.client.LeasesService().Create(n.ctx(), leases.WithID("somebody")); err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +393,7 @@ func TestALeaseOfOthersIsLeftAlone(t *testing.T) {
 }
 
 func TestASetSharesLayersAndNames(t *testing.T) {
-	n := startNode(t, testenv.Newest, puller.Options{})
+	n := startNode(t, testenv.Config{}, puller.Options{})
 	kernels := n.images.Kernels(3)
 	var wanted []puller.Wanted
 	blobs := map[string]bool{}
@@ -420,6 +424,42 @@ func TestASetSharesLayersAndNames(t *testing.T) {
 		t.Errorf("fetched %d blobs and manifests, want each of %d once: %q", len(got), len(blobs), got)
 	}
 	n.noLeases()
+}
+
+func TestTheDaemonsOwnSettingsHold(t *testing.T) {
+	for _, version := range []string{testenv.Newest, testenv.V17} {
+		t.Run("containerd "+version, func(t *testing.T) {
+			n := startNode(t, testenv.Config{Version: version, Snapshotter: "native", DiscardUnpackedLayers: true}, puller.Options{})
+			img := n.images.Kernels(1)[0]
+			n.reg.Push(n.images, img, "public/kernel:1")
+			hosts := filepath.Join(n.HostsDir, "named.example")
+			if err := os.MkdirAll(hosts, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(hosts, "hosts.toml"), []byte("server = \"http://"+n.reg.Host+"\"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			const ref = "named.example/public/kernel:1"
+			n.mustPull(ref)
+			n.collectGarbage()
+			for name, want := range map[string]int{"native": len(img.Layers), "overlayfs": 0} {
+				got := 0
+				err := n.client.SnapshotService(name).Walk(n.ctx(), func(context.Context, snapshots.Info) error { got++; return nil })
+				if err != nil || got != want {
+					t.Errorf("%d snapshots in %s, want %d, error %v", got, name, want, err)
+				}
+			}
+			for _, l := range img.Layers {
+				if _, err := n.client.ContentStore().Info(n.ctx(), l.Digest); !errdefs.IsNotFound(err) {
+					t.Errorf("the layer %s is still there, error %v", l.Digest, err)
+				}
+			}
+			n.reg.Forget()
+			if res := n.mustPull(ref); res.Action != puller.None || len(n.reg.Requests()) > 0 {
+				t.Errorf("a second pull: action %s, requests %v", res.Action, n.reg.Requests())
+			}
+		})
+	}
 }
 
 func TestNoContainerdIsOneClearError(t *testing.T) {

@@ -84,7 +84,7 @@ func startCluster(t *testing.T, version string) *cluster {
 	t.Helper()
 	testenv.NeedRoot(t)
 	c := &cluster{
-		node:    testenv.StartContainerd(t, version),
+		node:    testenv.StartContainerd(t, testenv.Config{Version: version}),
 		reg:     testenv.StartRegistry(t, testenv.Bearer, map[string]testenv.User{"team": {Password: "canary/pass+word", Prefixes: []string{"team/"}}}),
 		gateway: testenv.StartGateway(t, gatewayToken),
 		images:  testenv.NewImages(t),
@@ -263,6 +263,11 @@ func TestBadInputIsOneClearLine(t *testing.T) {
 		status int
 		line   string // in one line of all output
 	}{
+		{"an empty variable is none", func(t *testing.T) {
+			t.Setenv("CONTAINERD_ADDRESS", "")
+			t.Setenv("KIP_CRI_ENDPOINT", "unix://"+c.node.Address)
+			t.Setenv("KIP_NUM_RETRIES", "")
+		}, once, exitOK, "1 present, 0 failed"},
 		{"no socket", env("CONTAINERD_ADDRESS", "/nowhere/containerd.sock"), once, exitUnreachable, "containerd cannot be reached at /nowhere/containerd.sock: dial unix /nowhere/containerd.sock: connect: no such file or directory"},
 		{"a socket that nobody serves", env("CONTAINERD_ADDRESS", "/etc/passwd"), once, exitUnreachable, "containerd cannot be reached at /etc/passwd: dial unix /etc/passwd: connect: connection refused"},
 		{"a docker endpoint", env("CONTAINERD_ADDRESS", "unix:///var/run/docker.sock"), once, exitUsage, "kip works with containerd only"},

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -22,15 +23,26 @@ type Containerd struct {
 	// Root is the folder of its content and snapshots.
 	Root string
 
-	t       T
-	dir     string
-	version string
-	proc    *process
+	// HostsDir is its folder of hosts.toml files.
+	HostsDir string
+
+	t      T
+	dir    string
+	config Config
+	proc   *process
 }
 
 // PauseImage is the sandbox image that the daemon is configured with. Load it
 // before the first pod.
 const PauseImage = "testenv.example/pause:1"
+
+// Config is a daemon's configuration. The zero value is the newest one with
+// containerd's defaults.
+type Config struct {
+	Version               string
+	Snapshotter           string
+	DiscardUnpackedLayers bool
+}
 
 // Versions of containerd that the rig can start.
 const (
@@ -38,41 +50,51 @@ const (
 	V17    = "1.7"
 )
 
-// StartContainerd starts a daemon of the given version with a root, state and
-// socket of its own.
+// StartContainerd starts a daemon with a root, state and socket of its own.
 //
 // It runs as the first process of a PID and mount namespace, with an empty /run:
 // when it ends, however it ends, the kernel ends its shims and containers and
 // drops its mounts, and the shims' sockets (whose folder below /run is fixed) are
 // never seen outside.
-func StartContainerd(t T, version string) *Containerd {
+func StartContainerd(t T, config Config) *Containerd {
 	t.Helper()
 	dir := Dir(t)
 	c := &Containerd{
 		Address: filepath.Join(dir, "containerd.sock"), Root: filepath.Join(dir, "root"),
-		t: t, dir: dir, version: version,
+		HostsDir: filepath.Join(dir, "certs.d"), t: t, dir: dir, config: config,
 	}
+	c.config.Snapshotter = cmp.Or(config.Snapshotter, "overlayfs")
 	if len(c.Address)+len(".ttrpc") > 100 { // a socket's path has room for 107 bytes
 		t.Fatalf("the path %s is too long for a socket: move the tree to a shorter one", c.Address)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(c.config()), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(c.file()), 0o644); err != nil {
 		t.Fatalf("configuring containerd: %v", err)
 	}
 	c.Start()
 	return c
 }
 
-// config is the daemon's configuration file. oom_score_adj may be restricted:
-// some machines do not let even root lower it.
-func (c *Containerd) config() string {
+// file is the daemon's configuration file. oom_score_adj may be restricted: some
+// machines do not let even root lower it.
+func (c *Containerd) file() string {
 	version, cri := 3, `
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = %q
+  discard_unpacked_layers = %t
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = %q
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = %q
 `
-	if c.version == V17 {
+	if c.config.Version == V17 {
 		version, cri = 2, `
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = %q
+  discard_unpacked_layers = %t
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = %q
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true
   sandbox_image = %q
@@ -84,14 +106,15 @@ state = %q
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
 [grpc]
   address = %q
-`, version, c.Root, filepath.Join(c.dir, "state"), c.Address) + fmt.Sprintf(cri, PauseImage)
+`, version, c.Root, filepath.Join(c.dir, "state"), c.Address) +
+		fmt.Sprintf(cri, c.config.Snapshotter, c.config.DiscardUnpackedLayers, c.HostsDir, PauseImage)
 }
 
 // Start starts the daemon again after Kill, and waits until it serves.
 func (c *Containerd) Start() {
 	c.t.Helper()
 	bin := tools.build(c.t)
-	if c.version == V17 {
+	if c.config.Version == V17 {
 		bin = tools17.build(c.t)
 	}
 	const enter = `mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=755 tmpfs /run && exec "$0" --config "$1"`

@@ -4,7 +4,7 @@ import "testing"
 
 func TestTheRigRunsAnImageOfItsOwn(t *testing.T) {
 	NeedRoot(t)
-	node := StartContainerd(t, Newest)
+	node := StartContainerd(t, Config{})
 	m := NewImages(t)
 	reg := StartRegistry(t, Bearer, nil)
 	node.LoadPause(m, reg)

@@ -93,7 +93,7 @@ func makeSet(t testenv.T) set {
 // pull's own result.
 func (s set) turn(t testenv.T, pull func(address string) int64) (float64, int64) {
 	t.Helper()
-	node := testenv.StartContainerd(t, testenv.Newest)
+	node := testenv.StartContainerd(t, testenv.Config{})
 	defer node.Close()
 	syscall.Sync() // what was written before is not this turn's
 	began := time.Now()

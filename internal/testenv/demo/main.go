@@ -52,7 +52,7 @@ func demo(t testenv.T, hold bool) {
 	kip := testenv.Kip(t, dir, false)
 
 	step("starting containerd, a registry with passwords and an Enterprise Gateway")
-	node := testenv.StartContainerd(t, testenv.Newest)
+	node := testenv.StartContainerd(t, testenv.Config{})
 	reg := testenv.StartRegistry(t, testenv.Bearer, map[string]testenv.User{"team": {Password: "s3cret", Prefixes: []string{"team/"}}})
 	gateway := testenv.StartGateway(t, "gateway-token")
 	m := testenv.NewImages(t)
