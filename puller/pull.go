@@ -80,11 +80,16 @@ func (p *Puller) confirm(ctx context.Context, ref Reference, before Presence, re
 // is one that does not pass.
 func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descriptor, keyring resolver.Keyring, res *Result) error {
 	wait := p.opts.BackOff
+	lost := 0
 	for {
 		res.Attempts++
 		err := p.attempt(ctx, ref, known, keyring, res)
 		if err == nil {
 			return nil
+		}
+		if isLeaseLost(err) && lost < maxLost {
+			lost++
+			continue
 		}
 		reason := reasonOf(err)
 		if reason == NotFound && known != nil && !ref.digested() {
@@ -105,8 +110,8 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 }
 
 // attempt is one pull: under kip's lease, into the daemon's snapshotter, up to
-// the records. The lease goes when the image is complete or when nothing was
-// fetched; else it holds what was fetched for the next attempt.
+// the records. The lease goes with the attempt, unless it holds what a later one
+// can go on with.
 func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Descriptor, keyring resolver.Keyring, res *Result) (err error) {
 	labels, err := p.labels(ctx, ref)
 	if err != nil {
@@ -123,10 +128,11 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 		r.Close()
 		res.Bytes += r.Bytes()
 		res.Credential = r.Credential()
-		if err == nil || r.Bytes() == 0 {
-			if e := unlease(); e != nil && err == nil {
-				err = e
-			}
+		if err != nil && r.Bytes() > 0 && reasonOf(err).resumable() {
+			return
+		}
+		if e := unlease(reasonOf(err) == DigestMismatch); e != nil && err == nil {
+			err = e
 		}
 	}()
 	img, err := p.client.Pull(leased, ref.String(), p.remoteOpts(r, labels)...)

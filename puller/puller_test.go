@@ -2,6 +2,8 @@ package puller_test
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -377,6 +379,57 @@ func TestAPartialDownloadIsTakenUpAgain(t *testing.T) {
 	total := img.Manifest.Size + img.Layers[0].Size + img.Layers[1].Size
 	if got := first + res.Bytes; got > total+1<<20 {
 		t.Errorf("%d bytes came over the network for an image of %d", got, total)
+	}
+	n.noLeases()
+}
+
+func TestTwoKipsPullTheSameImage(t *testing.T) {
+	n := startNode(t, testenv.Config{}, puller.Options{Retries: 1})
+	other := n.connect(puller.Options{Retries: 1})
+	for i := range 4 {
+		name := fmt.Sprintf("noise-%d", i)
+		img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Layer(testenv.Noise(name, 4<<20)))
+		ref := parse(t, n.reg.Push(n.images, img, "team/"+name+":1"))
+		n.reg.Forget()
+		results := make(chan puller.Result)
+		for _, p := range []*puller.Puller{n.puller, other} {
+			go func() { results <- p.Pull(t.Context(), ref, n.keyring) }()
+		}
+		for range 2 {
+			if res := <-results; res.State != puller.Present {
+				t.Errorf("%s: %s: %s", ref, res.Reason, res.Message)
+			}
+		}
+		got := fetched(n.reg.Requests())
+		slices.Sort(got)
+		if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
+			t.Errorf("fetched twice: %q", got)
+		}
+	}
+	n.noLeases()
+}
+
+func TestWhatIsNoImageIsRefused(t *testing.T) {
+	n := startNode(t, testenv.Config{}, puller.Options{})
+	for _, mediaType := range []string{"text/html", "application/json", "application/octet-stream"} {
+		portal := testenv.StartFake(t, func(*http.Request) testenv.Answer {
+			return testenv.Answer{Status: 200, Body: "<html>log in</html>", Header: map[string]string{"Content-Type": mediaType}}
+		})
+		res := n.pull(portal.Host() + "/x/y:1")
+		if res.Reason != puller.NotAnImage || res.Attempts != 1 || !strings.Contains(res.Message, mediaType) {
+			t.Errorf("%s: %s after %d attempts: %s", mediaType, res.Reason, res.Attempts, res.Message)
+		}
+	}
+	n.noLeases()
+}
+
+func TestAWrongDigestIsNotKept(t *testing.T) {
+	n := startNode(t, testenv.Config{}, puller.Options{Retries: 2, BackOff: time.Millisecond})
+	ref := n.reg.Push(n.images, n.images.Kernels(1)[0], "team/kernel:1")
+	n.reg.LieOnce()
+	res := n.mustPull(ref)
+	if res.Attempts != 2 {
+		t.Errorf("%d attempts", res.Attempts)
 	}
 	n.noLeases()
 }

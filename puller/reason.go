@@ -57,9 +57,17 @@ func (r Reason) passing() bool {
 	return false
 }
 
+// resumable tells whether what was fetched before is of use to a later pull.
+func (r Reason) resumable() bool {
+	return r.passing() && r != DigestMismatch || r == Cancelled || r == DeadlineExceeded
+}
+
 // reasonOf finds the reason behind an error of a pull. Types decide where there
 // are types; the daemon's own errors arrive over gRPC as text.
 func reasonOf(err error) Reason {
+	if err == nil {
+		return ""
+	}
 	if r := reasonOfRegistry(err); r != "" {
 		return r
 	}
@@ -91,6 +99,8 @@ func reasonOfRegistry(err error) Reason {
 	var refused *resolver.RefusedError
 	var unexpected remoteerrors.ErrUnexpectedStatus
 	switch {
+	case errors.Is(err, resolver.ErrNotAnImage):
+		return NotAnImage
 	case errors.As(err, &refused):
 		status = refused.Status()
 	case errors.As(err, &unexpected):

@@ -15,6 +15,10 @@ import (
 	"github.com/containerd/errdefs"
 )
 
+// ErrNotAnImage is in the error of a name that stands for no image: the page of a
+// portal, a blob.
+var ErrNotAnImage = errors.New("the registry has no image there")
+
 // RefusedError says that a registry refused every credential that there was for
 // a repository.
 type RefusedError struct {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
@@ -72,7 +73,8 @@ func New(named reference.Named, known *ocispec.Descriptor, keyring Keyring, opts
 }
 
 // Resolve returns the name that was given to New and the descriptor that it
-// stands for. It fails with a RefusedError when every credential was refused.
+// stands for. It fails with a RefusedError when every credential was refused, and
+// with ErrNotAnImage when what is there is no manifest.
 func (r *Resolver) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
 	if r.known != nil {
 		return ref, *r.known, nil
@@ -180,6 +182,9 @@ func (r *Resolver) login(ctx context.Context, named reference.Named) (*session, 
 		s := newSession(ctx, r.named, cred, r.opts)
 		s.resolver.SetOptions(r.limits...)
 		_, desc, err := s.resolver.Resolve(ctx, named.String())
+		if err == nil && !images.IsManifestType(desc.MediaType) && !images.IsIndexType(desc.MediaType) {
+			err = fmt.Errorf("%w: it answers with the type %q", ErrNotAnImage, Sanitize(desc.MediaType))
+		}
 		if err == nil {
 			r.winner = s
 			return s, desc, nil

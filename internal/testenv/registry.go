@@ -53,6 +53,7 @@ type Registry struct {
 	t        T
 	cut      atomic.Int64 // see CutAfter
 	down     atomic.Bool
+	lie      atomic.Bool
 	gone     sync.Map // paths of manifests, see Delete
 	front    *server
 	token    *tokenService
@@ -120,7 +121,7 @@ auth: {%s}
 	proxy := &httputil.ReverseProxy{
 		ErrorLog:       log.New(io.Discard, "", 0),
 		Transport:      &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 64},
-		ModifyResponse: r.cutBody,
+		ModifyResponse: r.spoil,
 		Rewrite:        func(p *httputil.ProxyRequest) { p.Out.URL.Scheme, p.Out.URL.Host = "http", p.In.Host },
 	}
 	r.front = startServer(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -214,7 +215,20 @@ func (r *Registry) CutAfter(n int64) {
 	r.down.Store(false)
 }
 
-func (r *Registry) cutBody(resp *http.Response) error {
+// LieOnce makes the registry change a byte of the next blob.
+func (r *Registry) LieOnce() { r.lie.Store(true) }
+
+// spoil changes an answer as CutAfter and LieOnce have said.
+func (r *Registry) spoil(resp *http.Response) error {
+	if isBlob := strings.Contains(resp.Request.URL.Path, "/blobs/sha256"); isBlob && resp.Request.Method == "GET" && r.lie.CompareAndSwap(true, false) {
+		if _, err := io.CopyN(io.Discard, resp.Body, 1); err != nil {
+			return err
+		}
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(strings.NewReader("?"), resp.Body), resp.Body}
+	}
 	if n := r.cut.Load(); n > 0 && resp.ContentLength > n {
 		r.down.Store(true)
 		resp.Body = struct {
