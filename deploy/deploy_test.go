@@ -4,7 +4,10 @@ package deploy
 
 import (
 	"bytes"
+	"debug/elf"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -92,6 +95,36 @@ func TestTheDaemonSetGivesUpWhatItDoesNotNeed(t *testing.T) {
 	}
 	if *c.AllowPrivilegeEscalation || !*c.ReadOnlyRootFilesystem || c.Privileged != nil || strings.Join(capabilities(c), ",") != "ALL" {
 		t.Errorf("container security context %+v", c)
+	}
+}
+
+func TestTheImageIsAStaticBinaryThatIsNotRoot(t *testing.T) {
+	b, err := os.ReadFile("../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stages := strings.Split(string(b), "\nFROM ")
+	last := "FROM " + stages[len(stages)-1]
+	for _, want := range []string{"FROM scratch\n", "USER 65532:0\n", `ENTRYPOINT ["/kip"]`} {
+		if !strings.Contains(last, want) {
+			t.Errorf("no %q in the final stage:\n%s", want, last)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "kip")
+	build := exec.Command("go", "build", "-trimpath", "-o", path, "../cmd/kip")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build has it, which the Dockerfile calls
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			t.Error("the binary needs a dynamic linker, which scratch does not have")
+		}
 	}
 }
 
