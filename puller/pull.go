@@ -143,7 +143,7 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 		return err
 	}
 	for _, refused := range r.Refused() {
-		slog.Warn("credential refused", "image", res.Ref, "answer", refused.String(), "used", r.Credential())
+		res.Warnings = append(res.Warnings, fmt.Sprintf("%s: %s; used is %s", ref, refused, r.Credential()))
 	}
 	config, err := img.Config(leased)
 	if err != nil {

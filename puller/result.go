@@ -44,4 +44,7 @@ type Result struct {
 	Pinned   bool    `json:"pinned"`
 	// Names are the records of the image: tag, digest and ID.
 	Names []string `json:"names"`
+	// Warnings are about the credentials that were refused before one worked. They
+	// go with those of the whole report.
+	Warnings []string `json:"-"`
 }

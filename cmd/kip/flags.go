@@ -127,7 +127,7 @@ func secretsDirs(c *cli.Context) []string {
 // connector returns a function that reaches the daemon.
 func connector(c *cli.Context, opts puller.Options) (func(context.Context) (*puller.Puller, error), error) {
 	address, timeout := c.String("address"), c.Duration("connect-timeout")
-	if strings.Contains(address, "docker") && !strings.Contains(address, "containerd") {
+	if strings.Contains(filepath.Base(address), "docker") { // docker.sock, dockershim.sock, cri-dockerd.sock
 		return nil, fmt.Errorf("--address (KIP_CRI_ENDPOINT) is %q: kip works with containerd only, not with a docker endpoint", address)
 	}
 	if scheme, _, ok := strings.Cut(address, "://"); ok && scheme != "unix" {

@@ -192,6 +192,20 @@ func TestAWrongPasswordFailsItsImagesOnly(t *testing.T) {
 	}
 }
 
+func TestAPublicImageWithAStalePasswordIsPulledWithAWarning(t *testing.T) {
+	c := startCluster(t, testenv.Newest)
+	c.login(t, "canary-wrong")
+	got := kip(t, "pull", "-o", "json", c.refs[3])
+	r := got.report(t)
+	want := c.refs[3] + ": credential team-pull/" + c.reg.Host + ` (user "team") got 401 Unauthorized`
+	if got.status != exitOK || r.Images[0].Credential != "anonymous" || len(r.Warnings) != 1 || !strings.HasPrefix(r.Warnings[0], want) {
+		t.Error(got)
+	}
+	if got := kip(t, "pull", "--anonymous-fallback=false", c.refs[3]); got.status != exitFailed {
+		t.Error(got)
+	}
+}
+
 func TestNoSecretIsInAnyOutput(t *testing.T) {
 	c := startCluster(t, testenv.Newest)
 	canaries := []string{"canary/pass+word", gatewayToken, "canary-wrong", "canary-broken", "canary-registry-header"}
@@ -271,6 +285,8 @@ func TestBadInputIsOneClearLine(t *testing.T) {
 		{"no socket", env("CONTAINERD_ADDRESS", "/nowhere/containerd.sock"), once, exitUnreachable, "containerd cannot be reached at /nowhere/containerd.sock: dial unix /nowhere/containerd.sock: connect: no such file or directory"},
 		{"a socket that nobody serves", env("CONTAINERD_ADDRESS", "/etc/passwd"), once, exitUnreachable, "containerd cannot be reached at /etc/passwd: dial unix /etc/passwd: connect: connection refused"},
 		{"a docker endpoint", env("CONTAINERD_ADDRESS", "unix:///var/run/docker.sock"), once, exitUsage, "kip works with containerd only"},
+		{"an endpoint of a docker's CRI", env("CONTAINERD_ADDRESS", "unix:///run/cri-dockerd.sock"), once, exitUsage, "kip works with containerd only"},
+		{"a socket below docker's folder", env("CONTAINERD_ADDRESS", "/run/docker/containerd/containerd.sock"), once, exitUnreachable, "no such file or directory"},
 		{"a TCP endpoint", env("CONTAINERD_ADDRESS", "tcp://127.0.0.1:1"), once, exitUsage, "must be the path of a socket"},
 		{"gateway down", env("KIP_GATEWAY_HOST", "http://127.0.0.1:1"), once, exitFailed, "source gateway failed: GET http://127.0.0.1:1/api/kernelspecs: dial tcp 127.0.0.1:1: connect: connection refused"},
 		{"gateway refuses the token", env("KIP_AUTH_TOKEN", "other"), once, exitFailed, "answered 403 Forbidden: the token was refused"},

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,8 +23,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	app := newApp(stdout, stderr)
 	dropEmptyVariables(app)
 	err := app.RunContext(ctx, args)
+	status := exitStatus(ctx, err)
+	if status == exitInterrupted {
+		err = errors.New("interrupted")
+	}
 	if err != nil {
 		fmt.Fprintf(stderr, "kip: %v\n", err)
 	}
-	return exitStatus(ctx, err)
+	return status
 }

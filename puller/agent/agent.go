@@ -121,6 +121,9 @@ func (a *Agent) Cycle(ctx context.Context, p *puller.Puller) Report {
 	}
 	r.Images = append(r.Images, p.Sync(ctx, wanted, keyring, a.logResult)...)
 	for _, i := range r.Images {
+		for _, warning := range i.Warnings {
+			a.warn(&r, warning)
+		}
 		switch i.State {
 		case puller.Present:
 			r.Present++
