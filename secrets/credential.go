@@ -9,9 +9,40 @@ type Credential struct {
 	Source string
 	// Key is the `auths` key as written in the file, save that user information and a query in it, which may hold a
 	// password, are replaced by "[redacted]".
-	Key      string
+	Key string
+	// Username is empty for a token.
 	Username string
+	// Password is the password or the token.
 	Password Secret
+	// RegistryToken is set where Password is to be sent to the registry as a Bearer token, as it is.
+	RegistryToken bool
+	// Note says why a pod could not use this credential: the kubelet does not find it for this repository. It is empty
+	// where the kubelet finds it too.
+	Note string
+}
+
+// Kind is what a credential is.
+type Kind string
+
+// The kinds of credentials.
+const (
+	Password      Kind = "password"
+	IdentityToken Kind = "identitytoken" // an OAuth2 refresh token, given to the token service
+	RegistryToken Kind = "registrytoken" // a Bearer token, given to the registry
+	Anonymous     Kind = "anonymous"     // an empty entry: a match that means no login
+)
+
+// Kind returns what the credential is. Containerd takes a secret without a user for an identity token, and so does kip.
+func (c Credential) Kind() Kind {
+	switch {
+	case c.RegistryToken:
+		return RegistryToken
+	case c.Username != "":
+		return Password
+	case c.Password != Secret{}:
+		return IdentityToken
+	}
+	return Anonymous
 }
 
 // Name returns "SOURCE/KEY", the credential's name in logs and reports, such as `harbor/https://harbor.example.com`.

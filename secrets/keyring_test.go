@@ -29,11 +29,13 @@ func keyringOf(t *testing.T, secrets ...[]string) *Keyring {
 	return newKeyring(all)
 }
 
-// users are the user names that a lookup gives.
+// users are the user names that a lookup gives and the kubelet's would too.
 func users(k *Keyring, repository string) []string {
 	var all []string
 	for _, c := range k.Lookup(repository) {
-		all = append(all, c.Username)
+		if c.Note == "" {
+			all = append(all, c.Username)
+		}
 	}
 	return all
 }
@@ -87,12 +89,12 @@ func TestOneKeyMatches(t *testing.T) {
 			for _, key := range test.keys {
 				keyring := keyringOf(t, []string{key})
 				for _, repository := range test.yes {
-					if len(keyring.Lookup(repository)) != 1 {
+					if len(users(keyring, repository)) != 1 {
 						t.Errorf("key %q is not for %s", key, repository)
 					}
 				}
 				for _, repository := range test.no {
-					if len(keyring.Lookup(repository)) != 0 {
+					if len(users(keyring, repository)) != 0 {
 						t.Errorf("key %q is for %s", key, repository)
 					}
 				}
@@ -207,11 +209,63 @@ func TestTenThousandKeysAreNoBurden(t *testing.T) {
 func BenchmarkLookupAmongTenThousandKeys(b *testing.B) {
 	var entries []entry
 	for i := range 10_000 {
-		e, _ := newEntry(fmt.Sprintf("r%d.io/team", i), "u", "p")
+		e, _ := newEntry(fmt.Sprintf("r%d.io/team", i), Credential{Username: "u"})
 		entries = append(entries, e)
 	}
 	keyring := newKeyring(entries)
 	for b.Loop() {
 		keyring.Lookup("r9.io/team/app")
+	}
+}
+
+func TestKipFindsWhatTheKubeletDoesNotAndSaysWhy(t *testing.T) {
+	for name, test := range map[string]struct {
+		key, repository string
+		note            string // part of it; empty for no match at all
+	}{
+		"v2 without a slash":                     {"https://r.io/v2", "r.io/team/app", "/v2 without a slash"},
+		"v1 without a slash":                     {"r.io/v1", "r.io/team/app", "/v1 without a slash"},
+		"a host in upper case":                   {"R.IO", "r.io/team/app", "letter case"},
+		"an image in upper case":                 {"myreg", "MyReg/app", "letter case"},
+		"the index key without a slash":          {"https://index.docker.io/v1", "docker.io/library/nginx", "another registry than docker.io"},
+		"the API's host as a key":                {"registry-1.docker.io", "docker.io/library/nginx", "another registry than docker.io"},
+		"the web site as a key":                  {"https://hub.docker.com", "docker.io/acme/app", "another registry than docker.io"},
+		"the API's host as an image":             {"docker.io", "registry-1.docker.io/library/nginx", "another registry than docker.io"},
+		"the Hub's names have paths too":         {"index.docker.io/acme", "docker.io/acme/app", "another registry than docker.io"},
+		"which must match":                       {"index.docker.io/acme", "docker.io/other/app", ""},
+		"a path in upper case is another path":   {"r.io/Team", "r.io/team/app", ""},
+		"a port is not forgiven":                 {"R.IO:443", "r.io/team/app", ""},
+		"the Hub's password is for the Hub only": {"https://index.docker.io/v1/", "localhost/app", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := keyringOf(t, []string{test.key})
+			if kubelet := users(k, test.repository); kubelet != nil {
+				t.Fatalf("found without a note: %q", kubelet)
+			}
+			found := k.Lookup(test.repository)
+			if test.note == "" {
+				if found != nil {
+					t.Errorf("found %v", found)
+				}
+				return
+			}
+			if len(found) != 1 || !strings.Contains(found[0].Note, test.note) {
+				t.Errorf("found %+v, want one with the note %q", found, test.note)
+			}
+		})
+	}
+}
+
+func TestWhatTheKubeletFindsComesFirstAndOnce(t *testing.T) {
+	k := keyringOf(t, []string{"https://index.docker.io/v1/", "R.IO", "r.io", "r.io/v2"})
+	var all []string
+	for _, repository := range []string{"r.io/app", "docker.io/library/nginx"} {
+		for _, c := range k.Lookup(repository) {
+			all = append(all, fmt.Sprint(c.Username, " ", c.Note != ""))
+		}
+	}
+	want := []string{"1:r.io false", "1:r.io/v2 true", "1:R.IO true", "1:https://index.docker.io/v1/ false"}
+	if diff := cmp.Diff(want, all); diff != "" {
+		t.Error(diff)
 	}
 }

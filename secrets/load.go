@@ -30,26 +30,45 @@ var (
 	errTooLarge   = errors.New("larger than 1 MiB")
 )
 
+// Loader says which secrets are read and how.
+type Loader struct {
+	// Dirs are the secrets directories.
+	Dirs []string
+	// Registries names, by secret, the registry of credentials that do not say it themselves: the files username and
+	// password of a kubernetes.io/basic-auth secret, and the key file of a Google service account. It is a key as in
+	// `auths`.
+	Registries map[string]string
+	// StrictPaths has the path of a key match whole segments, so that r.io/team is not for r.io/team2. The kubelet
+	// matches the path as text.
+	StrictPaths bool
+}
+
+// Load reads the secrets of the directories with all else as the kubelet has it.
+func Load(dirs ...string) (*Keyring, []Problem) { return Loader{Dirs: dirs}.Load() }
+
 // Load reads all secrets of the directories into a keyring. A directory holds one folder for each secret, which is named
 // after it, or the files of one secret, which is then named after the directory. Folders may be mounts as the kubelet
-// makes them (`KEY -> ..data/KEY`, `..data -> ..TIMESTAMP`), plain folders or links to folders; the file
-// `.dockerconfigjson` in them is read.
+// makes them (`KEY -> ..data/KEY`, `..data -> ..TIMESTAMP`), plain folders or links to folders; what is read of them is
+// `.dockerconfigjson`, `.dockercfg`, `*.json`, and where Registries has the secret, `username` with `password`.
 //
 // A pod has an order of its pull secrets, files have none. Here it is: directories in the order given; in each, first
 // the files directly in it, then its folders sorted by name.
 //
 // Whatever is wrong is in the problems and stops nothing else: a bad entry costs that entry, a bad file that file. The
 // keyring is never nil, and empty where nothing could be read.
-func Load(dirs ...string) (*Keyring, []Problem) {
-	var l loader
-	for _, dir := range dirs {
+func (from Loader) Load() (*Keyring, []Problem) {
+	l := loader{from: from}
+	for _, dir := range from.Dirs {
 		l.loadDir(dir)
 	}
-	return newKeyring(l.entries), l.problems
+	keyring := newKeyring(l.entries)
+	keyring.strict = from.StrictPaths
+	return keyring, l.problems
 }
 
 // loader collects what Load returns.
 type loader struct {
+	from     Loader
 	entries  []entry
 	problems []Problem
 }
@@ -88,8 +107,11 @@ func (l *loader) loadSecret(source, folder string) {
 	if len(files.contents) == 0 && len(files.names) > 0 {
 		l.problems = append(l.problems, Problem{Source: source, File: folder, Message: noKnownKey(files.names)})
 	}
+	l.loadBasicAuth(source, folder, files.contents)
 	for _, file := range files.contents {
-		l.loadFile(source, filepath.Join(folder, file.form.key), file)
+		if file.form != nil {
+			l.loadFile(source, filepath.Join(folder, file.name), file)
+		}
 	}
 }
 
@@ -98,7 +120,14 @@ func (l *loader) loadFile(source, path string, file content) {
 		l.problems = append(l.problems, Problem{Source: source, File: path, Message: reason(path, file.err)})
 		return
 	}
+	if registry := l.from.Registries[source]; registry != "" && isServiceAccount(file.data) {
+		l.add(source, path, registry, Credential{Username: "_json_key", Password: NewSecret(string(file.data))})
+		return
+	}
 	entries, problems := file.form.parse(file.data)
+	if !file.form.kubelet && len(entries) > 0 {
+		entries, problems = noted(entries, noteForm), append(problems, Problem{Message: noteForm})
+	}
 	for _, e := range entries {
 		e.credential.Source = source
 		l.entries = append(l.entries, e)
@@ -108,6 +137,53 @@ func (l *loader) loadFile(source, path string, file content) {
 		l.problems = append(l.problems, p)
 	}
 }
+
+// loadBasicAuth takes the files username and password of a kubernetes.io/basic-auth secret. They do not say which
+// registry they are for, and kip does not send a password to all of them.
+func (l *loader) loadBasicAuth(source, folder string, files []content) {
+	var fields [2]string
+	found := false
+	for _, file := range files {
+		i := slices.Index(basicAuth[:], file.name)
+		if i < 0 {
+			continue
+		}
+		found = true
+		path := filepath.Join(folder, file.name)
+		if file.err != nil {
+			l.problems = append(l.problems, Problem{Source: source, File: path, Message: reason(path, file.err)})
+			return
+		}
+		text, newline := strings.CutSuffix(string(file.data), "\n")
+		if newline {
+			l.problems = append(l.problems, Problem{Source: source, File: path, Message: "ends in a newline, which is dropped"})
+		}
+		fields[i] = text
+	}
+	registry := l.from.Registries[source]
+	switch {
+	case found && registry == "":
+		l.problems = append(l.problems, Problem{Source: source, File: folder,
+			Message: "a user and a password without a registry: say for which it is (--secret-registry)"})
+	case found:
+		l.add(source, folder, registry, Credential{Username: fields[0], Password: NewSecret(fields[1])})
+	}
+}
+
+// add takes a credential whose registry is from the configuration.
+func (l *loader) add(source, path, registry string, c Credential) {
+	c.Source, c.Note = source, noteForm
+	e, err := newEntry(registry, c)
+	if err != nil {
+		l.problems = append(l.problems, Problem{Source: source, File: path, Key: displayKey(registry), Message: err.Error()})
+		return
+	}
+	l.entries = append(l.entries, e)
+	l.problems = append(l.problems, Problem{Source: source, File: path, Message: noteForm})
+}
+
+// basicAuth are the keys of a kubernetes.io/basic-auth secret.
+var basicAuth = [...]string{"username", "password"}
 
 // readStable calls read with the real folder behind path, again if the kubelet puts another one in its place meanwhile.
 // A swap shows as a file that is gone, but also as one that is missing in the listing, since the old folder is emptied
@@ -160,7 +236,8 @@ func list(folder string) (listing, error) {
 			continue
 		}
 		info, err := os.Stat(filepath.Join(folder, name.Name()))
-		if isKnown(name.Name()) || err == nil && !info.IsDir() {
+		mustBeFile := strings.HasPrefix(name.Name(), ".") && isKnown(name.Name()) // no secret can have such a name
+		if mustBeFile || err == nil && !info.IsDir() {
 			found.files = append(found.files, name.Name())
 		} else {
 			found.folders = append(found.folders, name.Name())
@@ -169,19 +246,28 @@ func list(folder string) (listing, error) {
 	return found, err
 }
 
-func isKnown(name string) bool {
-	return slices.ContainsFunc(forms[:], func(f form) bool { return f.key == name })
+// formOf returns the form of a file by its name, nil where there is none.
+func formOf(name string) *form {
+	for i, f := range forms {
+		if ok, _ := filepath.Match(f.pattern, name); ok {
+			return &forms[i]
+		}
+	}
+	return nil
 }
+
+func isKnown(name string) bool { return formOf(name) != nil || slices.Contains(basicAuth[:], name) }
 
 // secretFiles are the files of one secret at one moment.
 type secretFiles struct {
 	contents []content
-	names    []string // what the folder holds, to say so where contents is empty
+	names    []string // what else the folder holds; of use only where there are no contents
 }
 
 // content is what a known file holds or why it could not be read.
 type content struct {
-	form form
+	name string
+	form *form // nil for a part of basic-auth
 	data []byte
 	err  error
 }
@@ -193,15 +279,15 @@ func readSecret(folder string) (secretFiles, error) {
 		return secretFiles{}, err
 	}
 	var files secretFiles
-	for _, form := range forms {
-		if !slices.Contains(found.files, form.key) {
+	for _, name := range found.files {
+		if !isKnown(name) {
 			continue
 		}
-		data, err := readFile(filepath.Join(folder, form.key))
+		data, err := readFile(filepath.Join(folder, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			return secretFiles{}, err
 		}
-		files.contents = append(files.contents, content{form: form, data: data, err: err})
+		files.contents = append(files.contents, content{name: name, form: formOf(name), data: data, err: err})
 	}
 	files.names = found.files
 	if len(found.files) == 0 {
@@ -247,7 +333,7 @@ func noKnownKey(names []string) string {
 	}
 	var known []string
 	for _, form := range forms {
-		known = append(known, form.key)
+		known = append(known, form.pattern)
 	}
 	return fmt.Sprintf("no pull secret: holds %s%s, read is %s only",
 		strings.Join(names, ", "), more, strings.Join(known, ", "))

@@ -180,13 +180,13 @@ func TestLayouts(t *testing.T) {
 		"an unknown key is named": {
 			func(t *testing.T, root string) {
 				newMount(t, root+"/tls", map[string]string{"tls.crt": "x", "tls.key": "y"})
-			}, nil, []string{"secret tls: /tls: no pull secret: holds tls.crt, tls.key, read is .dockerconfigjson only"}},
+			}, nil, []string{"secret tls: /tls: no pull secret: holds tls.crt, tls.key, read is .dockerconfigjson, .dockercfg, dockerconfigjson, *.json only"}},
 		"not all of very many": {
 			func(t *testing.T, root string) {
 				for i := range 12 {
 					write(t, fmt.Sprintf("%s/x/%02d", root, i), "")
 				}
-			}, nil, []string{"secret x: /x: no pull secret: holds 00, 01, 02, 03, 04, 05, 06, 07, 08, 09 and 2 more, read is .dockerconfigjson only"}},
+			}, nil, []string{"secret x: /x: no pull secret: holds 00, 01, 02, 03, 04, 05, 06, 07, 08, 09 and 2 more, read is .dockerconfigjson, .dockercfg, dockerconfigjson, *.json only"}},
 		"an unknown key beside the known one is no problem": {
 			func(t *testing.T, root string) {
 				newMount(t, root+"/harbor", map[string]string{key: config("u"), "ca.crt": "x"})
@@ -195,10 +195,10 @@ func TestLayouts(t *testing.T) {
 			func(t *testing.T, root string) {
 				write(t, root+"/README", "")
 				write(t, root+"/a/"+key, config("a"))
-			}, []string{"a/r.io a"}, []string{"secret secrets: : no pull secret: holds README, read is .dockerconfigjson only"}},
+			}, []string{"a/r.io a"}, []string{"secret secrets: : no pull secret: holds README, read is .dockerconfigjson, .dockercfg, dockerconfigjson, *.json only"}},
 		"a directory one level too high is named": {
 			func(t *testing.T, root string) { write(t, root+"/pull/harbor/"+key, config("u")) },
-			nil, []string{"secret pull: /pull: no pull secret: holds harbor, read is .dockerconfigjson only"}},
+			nil, []string{"secret pull: /pull: no pull secret: holds harbor, read is .dockerconfigjson, .dockercfg, dockerconfigjson, *.json only"}},
 		"a broken secret stops no other": {
 			func(t *testing.T, root string) {
 				newMount(t, root+"/a", map[string]string{key: config("a")})

@@ -2,6 +2,7 @@ package secrets
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -10,23 +11,44 @@ import (
 	"strings"
 )
 
-// form is one kind of secret file: the key of the secret, which is the file's name, and how to read it. The entries and
-// problems that parse returns have no Source and File yet.
+// form is one kind of secret file: a pattern for the key of the secret, which is the file's name, and how to read it. The
+// entries and problems that parse returns have no Source and File yet.
 type form struct {
-	key   string
-	parse func(data []byte) ([]entry, []Problem)
+	pattern string
+	parse   func(data []byte) ([]entry, []Problem)
+	// kubelet is set where the kubelet reads such a file too.
+	kubelet bool
 }
 
-// forms are the files that are read, in this order. A new form is one row.
+// forms are the files that are read; a file is of the first form whose pattern fits. The type of a secret is lost when it
+// is mounted, so the name decides. Projected volumes need a name of their own for each source: *.json.
 var forms = [...]form{
-	{key: ".dockerconfigjson", parse: parseDockerConfigJSON},
+	{".dockerconfigjson", parseDockerConfigJSON, true},
+	{".dockercfg", parseDockerCfg, true},
+	{"dockerconfigjson", parseDockerConfigJSON, false},
+	{"*.json", parseJSON, false}, // config.json, auth.json
 }
+
+// noteForm is the warning about a file that pods cannot use.
+const noteForm = "is used here, but not by pods: the kubelet reads .dockerconfigjson and .dockercfg only"
 
 // dockerConfigJSON are the fields that the kubelet decodes (credentialprovider.DockerConfigJSON), the second one without
 // a use for it, so that a wrong type there is seen.
 type dockerConfigJSON struct {
 	Auths       auths             `json:"auths"`
 	HTTPHeaders map[string]string `json:"HttpHeaders"`
+}
+
+// helpers are the programs that would give the credentials on a user's own machine. They are not run: a secret that
+// could start programs would be one that owns the node.
+type helpers struct {
+	Store string            `json:"credsStore"`
+	ByKey map[string]string `json:"credHelpers"`
+}
+
+// covers reports whether a program, which is not run, would know the credential of a key.
+func (h helpers) covers(key string) bool {
+	return h.Store != "" || h.ByKey[key] != ""
 }
 
 // auths are the members of an `auths` object in file order. The kubelet decodes them into a map, which leaves the order
@@ -46,6 +68,16 @@ type authFields struct {
 	Email    string `json:"email"`
 	Auth     string `json:"auth"`
 }
+
+// tokenFields are the fields of an entry that docker writes and the kubelet does not know. They are read apart from the
+// others, so that a wrong type in them costs nothing that the kubelet would use.
+type tokenFields struct {
+	IdentityToken string `json:"identitytoken"`
+	RegistryToken string `json:"registrytoken"`
+}
+
+// tokenUser is the user name by which credential helpers mark an identity token.
+const tokenUser = "<token>"
 
 var errAuthsKind = errors.New(`"auths" is not an object`)
 
@@ -98,15 +130,76 @@ func parseDockerConfigJSON(data []byte) (entries []entry, problems []Problem) {
 		// A wrong type in one place does not keep the decoder from filling in the others.
 		problems = append(problems, Problem{Message: jsonReason(err, "file") + "; the kubelet refuses this secret"})
 	} else if len(file.Auths) == 0 {
+		if isFlatMap(data) {
+			return parseFlatMap(data, "a flat map in a dockerconfigjson: taken as it is meant, the kubelet finds no entry in it")
+		}
 		problems = append(problems, whyEmpty(data)...)
 	}
-	for _, one := range file.Auths.lastWins() {
-		entry, warnings, err := one.parse()
+	var programs helpers
+	_ = json.Unmarshal(data, &programs) // the kubelet does not read them, so they cannot make a file bad
+	entries, more := file.Auths.parse(programs)
+	return entries, append(problems, more...)
+}
+
+// parseDockerCfg reads a legacy `.dockercfg`, which is the bare map of entries.
+func parseDockerCfg(data []byte) ([]entry, []Problem) {
+	if reason := notJSON(data); reason != "" {
+		return nil, []Problem{{Message: reason}}
+	}
+	var file dockerConfigJSON
+	if json.Unmarshal(data, &file) == nil && len(file.Auths) > 0 && !isFlatMap(data) {
+		entries, problems := parseDockerConfigJSON(data)
+		note := Problem{Message: "a config.json in a dockercfg: taken as it is meant, the kubelet finds no usable entry in it"}
+		return noted(entries, note.Message), append(problems, note)
+	}
+	return parseFlatMap(data, "")
+}
+
+// parseFlatMap reads the entries of a bare map. Where it is not what the file's name says, note tells so.
+func parseFlatMap(data []byte, note string) ([]entry, []Problem) {
+	var file auths
+	if err := json.Unmarshal(data, &file); err != nil {
+		return nil, []Problem{{Message: jsonReason(err, "file")}}
+	}
+	entries, problems := file.parse(helpers{})
+	if note != "" {
+		entries, problems = noted(entries, note), append(problems, Problem{Message: note})
+	}
+	return entries, problems
+}
+
+// parseJSON reads a file whose name says only that it is JSON.
+func parseJSON(data []byte) ([]entry, []Problem) {
+	if isServiceAccount(data) {
+		return nil, []Problem{{Message: "a Google service account's key: say for which registry it is (--secret-registry)"}}
+	}
+	return parseDockerConfigJSON(data)
+}
+
+// isServiceAccount tells the key file of a Google service account.
+func isServiceAccount(data []byte) bool {
+	var key struct {
+		Type string `json:"type"`
+	}
+	return json.Unmarshal(data, &key) == nil && key.Type == "service_account"
+}
+
+// noted marks entries as ones that the kubelet does not find.
+func noted(entries []entry, note string) []entry {
+	for i := range entries {
+		entries[i].credential.Note = cmp.Or(entries[i].credential.Note, note)
+	}
+	return entries
+}
+
+// parse reads all entries, the bad ones into problems.
+func (a auths) parse(programs helpers) (entries []entry, problems []Problem) {
+	for _, one := range a.lastWins() {
+		made, warnings, err := one.parse(programs)
 		if err != nil {
 			warnings = []string{err.Error() + ": entry dropped"}
-		} else {
-			entries = append(entries, entry)
 		}
+		entries = append(entries, made...)
 		for _, message := range warnings {
 			problems = append(problems, Problem{Key: displayKey(one.key), Message: message})
 		}
@@ -150,15 +243,9 @@ func jsonReason(err error, what string) string {
 
 // whyEmpty looks for what a valid file without entries has in place of them.
 func whyEmpty(data []byte) []Problem {
-	var helpers struct {
-		Store string            `json:"credsStore"`
-		ByKey map[string]string `json:"credHelpers"`
-	}
-	if json.Unmarshal(data, &helpers) == nil && (helpers.Store != "" || len(helpers.ByKey) > 0) {
+	var programs helpers
+	if json.Unmarshal(data, &programs) == nil && (programs.Store != "" || len(programs.ByKey) > 0) {
 		return []Problem{{Message: "holds no credentials, helpers are not run"}}
-	}
-	if isFlatMap(data) {
-		return []Problem{{Message: `flat map in a dockerconfigjson: the entries must be under "auths", the kubelet finds none here either`}}
 	}
 	return nil
 }
@@ -179,18 +266,56 @@ func isFlatMap(data []byte) bool {
 	return false
 }
 
-// parse reads one entry. Warnings are about an entry that is kept.
-func (a auth) parse() (_ entry, warnings []string, _ error) {
+// parse reads one entry. It may hold several credentials, which are tried in this order: tokens, as docker does, then
+// user and password. Warnings are about an entry that is kept.
+func (a auth) parse(programs helpers) (made []entry, warnings []string, _ error) {
+	username, password, warnings, err := a.login()
+	if err != nil {
+		return nil, nil, err
+	}
+	var tokens tokenFields
+	_ = json.Unmarshal(a.body, &tokens)
+	if username == tokenUser {
+		tokens.IdentityToken, username, password = password, "", ""
+	}
+	if tokens != (tokenFields{}) {
+		warnings = append(warnings, "holds a token, which the kubelet does not read: a pod cannot pull with it")
+	}
+	add := func(c Credential) {
+		var e entry
+		if e, err = newEntry(a.key, c); err == nil {
+			made = append(made, e)
+		}
+	}
+	if tokens.RegistryToken != "" {
+		add(Credential{Password: NewSecret(tokens.RegistryToken), RegistryToken: true, Note: noteToken})
+	}
+	if tokens.IdentityToken != "" {
+		add(Credential{Password: NewSecret(tokens.IdentityToken), Note: noteToken})
+	}
+	switch empty := username == "" && password == ""; {
+	case empty && programs.covers(a.key):
+		warnings = append(warnings, "is for a credential helper, which cannot run in a pull secret; the kubelet ignores helpers too")
+	case tokens == (tokenFields{}) || password != "": // az acr login writes a user without a password beside the token
+		add(Credential{Username: username, Password: NewSecret(password)})
+	}
+	return made, warnings, err
+}
+
+const noteToken = "the kubelet does not read tokens"
+
+// login reads the user and password of an entry as the kubelet does.
+func (a auth) login() (username, password string, warnings []string, _ error) {
 	var fields authFields
 	if err := json.Unmarshal(a.body, &fields); err != nil {
-		return entry{}, nil, errors.New(jsonReason(err, "entry"))
+		return "", "", nil, errors.New(jsonReason(err, "entry"))
 	}
-	username, password := fields.Username, fields.Password
+	username, password = fields.Username, fields.Password
 	// A non-empty auth overrides the plain fields, even one that does not decode (kubelet: DockerConfigEntry).
 	if fields.Auth != "" {
 		decoded, warning, err := decodeAuth(fields.Auth)
 		if err != nil {
-			return entry{}, nil, err
+			return "", "", nil, err
 		}
 		if warning != "" {
 			warnings = append(warnings, warning)
@@ -198,17 +323,27 @@ func (a auth) parse() (_ entry, warnings []string, _ error) {
 		// Split at the first colon: the password may hold more of them (`_json_key` and its JSON).
 		var colon bool
 		if username, password, colon = strings.Cut(decoded, ":"); !colon {
-			return entry{}, nil, errors.New("auth holds no colon between user and password")
+			return "", "", nil, errors.New("auth holds no colon between user and password")
 		}
 		if differs(fields.Username, username) || differs(fields.Password, password) {
 			warnings = append(warnings, "username or password differ from auth: auth is used, as the kubelet does")
 		}
 	}
+	return username, password, append(warnings, hints(username, password)...), nil
+}
+
+// hints are about logins that are known to go wrong.
+func hints(username, password string) (warnings []string) {
 	if strings.HasSuffix(password, "\n") {
 		warnings = append(warnings, "the password ends in a newline (echo without -n?): used as it is")
 	}
-	made, err := newEntry(a.key, username, password)
-	return made, warnings, err
+	switch {
+	case username == "robot", strings.HasPrefix(username, "robot") && strings.HasSuffix(username, "$"):
+		warnings = append(warnings, "the user ends before a $: was robot$NAME expanded by a shell?")
+	case username == "_json_key" && !json.Valid([]byte(password)):
+		warnings = append(warnings, "the user is _json_key, but the password is not JSON")
+	}
+	return warnings
 }
 
 // differs reports whether a plain field was written and says something else than auth.

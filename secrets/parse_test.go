@@ -78,11 +78,10 @@ func TestOneEntry(t *testing.T) {
 		"a null auth leaves the plain fields":               {`{"auth":null,"username":"u"}`, &pair{"u", ""}, ""},
 		"field names have no letter case":                   {`{"AUTH":"dTpw"}`, &pair{"u", "p"}, ""},
 		"nor have those of the plain pair":                  {`{"Username":"u","Password":"p","Email":"e"}`, &pair{"u", "p"}, ""},
-		"identitytoken has no effect beside auth":           {`{"auth":"` + b64("00000000-0000-0000-0000-000000000000:") + `","identitytoken":"RT"}`, &pair{"00000000-0000-0000-0000-000000000000", ""}, ""},
-		"identitytoken alone is anonymous":                  {`{"identitytoken":"RT"}`, &pair{"", ""}, ""},
-		"registrytoken alone is anonymous":                  {`{"registrytoken":"T"}`, &pair{"", ""}, ""},
 		"an entry that is text is dropped":                  {`"dTpw"`, nil, "entry is or holds a JSON string"},
 		"an entry that is a list is dropped":                {`["u","p"]`, nil, "entry is or holds a JSON array"},
+		"a user that ends where a $ stood is explained":     {`{"username":"robot","password":"p"}`, &pair{"robot", "p"}, "expanded by a shell"},
+		"a spoiled service account is explained":            {`{"username":"_json_key","password":"{\"a\":"}`, &pair{"_json_key", `{"a":`}, "not JSON"},
 		"a service account's JSON is kept byte by byte":     {`{"auth":"` + b64("_json_key:"+serviceAccount) + `"}`, &pair{"_json_key", serviceAccount}, "ends in a newline"},
 		"a dollar sign is not expanded":                     {`{"auth":"` + b64("robot$team+pull:$HOME${x}") + `"}`, &pair{"robot$team+pull", "$HOME${x}"}, ""},
 		"a long token that ends in an equals sign is whole": {`{"auth":"` + b64("AWS:"+longToken) + `"}`, &pair{"AWS", longToken}, ""},
@@ -107,6 +106,52 @@ func TestOneEntry(t *testing.T) {
 	}
 }
 
+// What docker, but not the kubelet, finds in an entry (credentials specification, section 2).
+func TestTokensAndHelpers(t *testing.T) {
+	type want struct {
+		Kind           Kind
+		User, Password string
+		Note           bool
+	}
+	const acr = "00000000-0000-0000-0000-000000000000:"
+	for name, test := range map[string]struct {
+		body, file string // file is what stands beside auths
+		want       []want
+		problem    string
+	}{
+		"an identity token wins over a user without a password": {`{"auth":"` + b64(acr) + `","identitytoken":"RT"}`, "", []want{{IdentityToken, "", "RT", true}}, "holds a token"},
+		"an identity token alone":                               {`{"identitytoken":"RT"}`, "", []want{{IdentityToken, "", "RT", true}}, "holds a token"},
+		"a user and a password come after it":                   {`{"auth":"dTpw","identitytoken":"RT"}`, "", []want{{IdentityToken, "", "RT", true}, {Password, "u", "p", false}}, "holds a token"},
+		"the user <token> marks one":                            {`{"username":"<token>","password":"RT"}`, "", []want{{IdentityToken, "", "RT", true}}, "holds a token"},
+		"also in auth":                                          {`{"auth":"` + b64("<token>:RT") + `"}`, "", []want{{IdentityToken, "", "RT", true}}, "holds a token"},
+		"a secret without a user is one, to CRI too":            {`{"auth":"` + b64(":RT") + `"}`, "", []want{{IdentityToken, "", "RT", false}}, ""},
+		"a registry token":                                      {`{"registrytoken":"T"}`, "", []want{{RegistryToken, "", "T", true}}, "holds a token"},
+		"both tokens":                                           {`{"registrytoken":"T","identitytoken":"RT"}`, "", []want{{RegistryToken, "", "T", true}, {IdentityToken, "", "RT", true}}, "holds a token"},
+		"a token of a wrong type is none":                       {`{"auth":"dTpw","identitytoken":7}`, "", []want{{Password, "u", "p", false}}, ""},
+		"an empty entry is anonymous":                           {`{}`, "", []want{{Anonymous, "", "", false}}, ""},
+		"but not beside a helper for it":                        {`{}`, `,"credHelpers":{"r.io":"gcloud"}`, nil, "credential helper"},
+		"nor beside a store":                                    {`{}`, `,"credsStore":"desktop"`, nil, "credential helper"},
+		"a helper for another key is none for this":             {`{}`, `,"credHelpers":{"s.io":"gcloud"}`, []want{{Anonymous, "", "", false}}, ""},
+		"a login beside a store is used":                        {`{"auth":"dTpw"}`, `,"credsStore":"desktop"`, []want{{Password, "u", "p", false}}, ""},
+		"helpers of a wrong type cost nothing":                  {`{"auth":"dTpw"}`, `,"credsStore":7`, []want{{Password, "u", "p", false}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			entries, problems := parseDockerConfigJSON([]byte(`{"auths":{"r.io":` + test.body + `}` + test.file + `}`))
+			var got []want
+			for _, e := range entries {
+				c := e.credential
+				got = append(got, want{c.Kind(), c.Username, c.Password.Reveal(), c.Note != ""})
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("credentials (-want +got):\n%s", diff)
+			}
+			if (test.problem == "") != (len(problems) == 0) || !strings.Contains(messages(problems), test.problem) {
+				t.Errorf("problems %v, want %q", problems, test.problem)
+			}
+		})
+	}
+}
+
 func TestOneFile(t *testing.T) {
 	good := []pair{{"u", "p"}}
 	for name, test := range map[string]struct {
@@ -118,8 +163,8 @@ func TestOneFile(t *testing.T) {
 		"null has no entries":                                   {`null`, nil, ""},
 		"null auths have no entries":                            {`{"auths":null}`, nil, ""},
 		"empty auths have no entries":                           {`{"auths":{}}`, nil, ""},
-		"a flat map has none and says so":                       {`{"r.io":{"auth":"dTpw"}}`, nil, "flat map in a dockerconfigjson"},
-		"a flat map of plain pairs too":                         {`{"r.io":{"Username":"u","password":"p"}}`, nil, "flat map in a dockerconfigjson"},
+		"a flat map is taken and says so":                       {`{"r.io":{"auth":"dTpw"}}`, good, "flat map in a dockerconfigjson"},
+		"a flat map of plain pairs too":                         {`{"r.io":{"Username":"u","password":"p"}}`, good, "flat map in a dockerconfigjson"},
 		"helpers alone are not run":                             {`{"auths":{},"credsStore":"desktop"}`, nil, "helpers are not run"},
 		"a helper for a host neither":                           {`{"credHelpers":{"r.io":"gcloud"}}`, nil, "helpers are not run"},
 		"helpers beside an entry are ignored":                   {`{"auths":{"r.io":{"auth":"dTpw"}},"credsStore":"desktop"}`, good, ""},
