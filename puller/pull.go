@@ -145,6 +145,9 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 	for _, refused := range r.Refused() {
 		res.Warnings = append(res.Warnings, fmt.Sprintf("%s: %s; used is %s", ref, refused, r.Credential()))
 	}
+	if note := r.Note(); note != "" {
+		res.Warnings = append(res.Warnings, fmt.Sprintf("%s: a pod could not use the credential %s: %s", ref, r.Credential(), note))
+	}
 	config, err := img.Config(leased)
 	if err != nil {
 		return fmt.Errorf("reading the configuration: %w", err)

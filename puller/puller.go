@@ -112,6 +112,9 @@ func newPuller(client *containerd.Client, opts Options) *Puller {
 	opts.Retries = cmp.Or(opts.Retries, 3)
 	opts.BackOff = cmp.Or(opts.BackOff, time.Second)
 	opts.Pullers = cmp.Or(opts.Pullers, maxPullers)
+	if opts.Registry.Logins == nil {
+		opts.Registry.Logins = &resolver.Logins{}
+	}
 	return &Puller{
 		client: client, opts: opts,
 		downloads: semaphore.NewWeighted(downloads),

@@ -101,6 +101,8 @@ func reasonOfRegistry(err error) Reason {
 	switch {
 	case errors.Is(err, resolver.ErrNotAnImage):
 		return NotAnImage
+	case errors.Is(err, resolver.ErrRealm):
+		return Denied
 	case errors.As(err, &refused):
 		status = refused.Status()
 	case errors.As(err, &unexpected):

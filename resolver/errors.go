@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+
+	"example.com/kip/secrets"
 )
 
 // ErrNotAnImage is in the error of a name that stands for no image: the page of a
@@ -25,6 +27,8 @@ type RefusedError struct {
 	Registry, Repository string
 	// Attempts has at least one element.
 	Attempts []Attempt
+	// NearMisses are keys of secrets that look as if they were meant for this.
+	NearMisses []secrets.NearMiss
 }
 
 // Attempt is one credential, or none, that a registry refused.
@@ -48,6 +52,12 @@ func (e *RefusedError) Error() string {
 			sep = ": "
 		}
 		b.WriteString(sep + a.String())
+	}
+	if len(e.Attempts) == 1 && e.Attempts[0].Credential == Anonymous {
+		fmt.Fprintf(&b, "; no secret has a credential for %s/%s", e.Registry, e.Repository)
+	}
+	for _, miss := range e.NearMisses {
+		fmt.Fprintf(&b, "; key %q of secret %s does not match: %s", miss.Key, miss.Source, miss.Why)
 	}
 	return b.String()
 }

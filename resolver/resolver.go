@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,8 @@ import (
 // to be tried. The repository is a normalised name without tag or digest.
 type Keyring interface {
 	Lookup(repository string) []secrets.Credential
+	// NearMisses are the keys that look as if they were for the repository.
+	NearMisses(repository string) []secrets.NearMiss
 }
 
 // Options say how registries are reached.
@@ -35,6 +38,11 @@ type Options struct {
 	// NoAnonymousFallback turns off the attempt without a login that follows when
 	// all credentials were refused.
 	NoAnonymousFallback bool
+	// PassUpstreamCredentials sends a mirror the credential of the registry that it
+	// is for, where no secret has one for the mirror itself, as CRI does.
+	PassUpstreamCredentials bool
+	// Logins remembers refused logins over several resolvers, where it is set.
+	Logins *Logins
 	// UserAgent is sent with each request.
 	UserAgent string
 	// StallTimeout ends a request whose answer brings no byte for so long. 60 s
@@ -68,6 +76,9 @@ type Resolver struct {
 func New(named reference.Named, known *ocispec.Descriptor, keyring Keyring, opts Options) *Resolver {
 	if opts.StallTimeout == 0 {
 		opts.StallTimeout = time.Minute
+	}
+	if opts.Logins == nil {
+		opts.Logins = &Logins{}
 	}
 	return &Resolver{opts: opts, named: named, known: known, keyring: keyring}
 }
@@ -142,6 +153,17 @@ func (r *Resolver) Credential() string {
 	return name
 }
 
+// Note says why a pod could not use the credential that is in use, empty where it
+// could.
+func (r *Resolver) Note() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.winner == nil || r.winner.credential == nil {
+		return ""
+	}
+	return r.winner.credential.Note
+}
+
 // Refused returns the attempts that failed before the credential in use was
 // found.
 func (r *Resolver) Refused() []Attempt {
@@ -179,42 +201,79 @@ func (r *Resolver) login(ctx context.Context, named reference.Named) (*session, 
 	}
 	r.tried = nil
 	for _, cred := range r.candidates() {
-		s := newSession(ctx, r.named, cred, r.opts)
-		s.resolver.SetOptions(r.limits...)
-		_, desc, err := s.resolver.Resolve(ctx, named.String())
-		if err == nil && !images.IsManifestType(desc.MediaType) && !images.IsIndexType(desc.MediaType) {
-			err = fmt.Errorf("%w: it answers with the type %q", ErrNotAnImage, Sanitize(desc.MediaType))
+		s, desc, err := r.try(ctx, named, cred)
+		if err != nil {
+			return nil, desc, err
 		}
-		if err == nil {
+		if s != nil {
 			r.winner = s
 			return s, desc, nil
 		}
-		s.close()
-		r.tried = append(r.tried, newAttempt(s, err))
-		if !isRefusal(err) {
-			return nil, desc, fmt.Errorf("resolving %s as %s: %w", named, s.name(), err)
-		}
 	}
 	return nil, ocispec.Descriptor{}, &RefusedError{
-		Registry: reference.Domain(r.named), Repository: reference.Path(r.named), Attempts: r.tried,
+		Registry: reference.Domain(r.named), Repository: reference.Path(r.named),
+		Attempts: r.tried, NearMisses: r.keyring.NearMisses(r.named.Name()),
 	}
 }
 
-// candidates are the credentials to try, each login once; nil stands for none.
-func (r *Resolver) candidates() []*secrets.Credential {
-	type login struct {
-		user     string
-		password secrets.Secret
+// try resolves a name with one credential, nil for none. Where that was refused,
+// also earlier and not long ago, it returns no session and no error, and the
+// refusal is noted.
+func (r *Resolver) try(ctx context.Context, named reference.Named, cred *secrets.Credential) (*session, ocispec.Descriptor, error) {
+	done := func(*Attempt) {}
+	if cred != nil {
+		refused, end, err := r.opts.Logins.begin(ctx, keyOf(reference.Domain(r.named), cred), named)
+		if err != nil {
+			return nil, ocispec.Descriptor{}, err
+		}
+		if refused != nil {
+			refused.Credential = cred.Name() // the same login may be in several secrets
+			r.tried = append(r.tried, *refused)
+			return nil, ocispec.Descriptor{}, nil
+		}
+		done = end
 	}
-	seen := map[login]bool{}
+	s := newSession(ctx, r.named, cred, r.keyring, r.opts)
+	s.resolver.SetOptions(r.limits...)
+	_, desc, err := s.resolver.Resolve(ctx, named.String())
+	if err == nil && !images.IsManifestType(desc.MediaType) && !images.IsIndexType(desc.MediaType) {
+		err = fmt.Errorf("%w: it answers with the type %q", ErrNotAnImage, Sanitize(desc.MediaType))
+	}
+	if err == nil {
+		done(nil)
+		return s, desc, nil
+	}
+	s.close()
+	attempt := newAttempt(s, err)
+	done(&attempt)
+	r.tried = append(r.tried, attempt)
+	if !isRefusal(err) {
+		return nil, desc, fmt.Errorf("resolving %s as %s: %w", named, s.name(), err)
+	}
+	return nil, desc, nil
+}
+
+// candidates are the credentials to try, each login once, the one that worked
+// last time first; nil stands for none.
+func (r *Resolver) candidates() []*secrets.Credential {
+	repository, registry := r.named.Name(), reference.Domain(r.named)
+	seen := map[loginKey]bool{}
 	var list []*secrets.Credential
-	for _, c := range r.keyring.Lookup(r.named.Name()) {
-		if l := (login{c.Username, c.Password}); !seen[l] {
-			seen[l] = true
+	for _, c := range r.keyring.Lookup(repository) {
+		key := keyOf(registry, &c)
+		if seen[key] {
+			continue
+		}
+		seen[key] = true
+		if c.Kind() == secrets.Anonymous {
+			list = append(list, nil)
+		} else if r.opts.Logins.wonAt(repository, key) {
+			list = slices.Insert(list, 0, &c)
+		} else {
 			list = append(list, &c)
 		}
 	}
-	if !seen[login{}] && (len(list) == 0 || !r.opts.NoAnonymousFallback) {
+	if !slices.Contains(list, nil) && (len(list) == 0 || !r.opts.NoAnonymousFallback) {
 		list = append(list, nil)
 	}
 	return list

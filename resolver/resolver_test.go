@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +34,8 @@ import (
 type keyring []secrets.Credential
 
 func (k keyring) Lookup(string) []secrets.Credential { return k }
+
+func (k keyring) NearMisses(string) []secrets.NearMiss { return nil }
 
 func credential(source, user, password string) secrets.Credential {
 	return secrets.Credential{Source: source, Key: "reg", Username: user, Password: secrets.NewSecret(password)}
@@ -139,6 +144,227 @@ func TestCredentialsAreTriedInTurn(t *testing.T) {
 		})
 	}
 }
+
+func TestARefusedLoginIsLeftAloneForAWhile(t *testing.T) {
+	now := time.Unix(0, 0)
+	logins := &resolver.Logins{MaxBackOff: 3 * time.Minute, Now: func() time.Time { return now }}
+	var status atomic.Int32
+	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+		if _, _, ok := req.BasicAuth(); ok && status.Load() == 200 {
+			return found(req)
+		} else if ok {
+			return refuse(int(status.Load()), "")
+		}
+		return refuse(401, `Basic realm="r"`)
+	})
+	sent := func() (n int) {
+		for _, req := range reg.Requests() {
+			if req.Authorization != "" {
+				n++
+			}
+		}
+		return n
+	}
+	for _, step := range []struct {
+		name     string
+		after    time.Duration
+		password string
+		status   int32
+		repo     string
+		sent     bool
+	}{
+		{"a first try", 0, "1", 401, "x/y", true},
+		{"not again at once", 0, "1", 401, "x/y", false},
+		{"nor in another repository", 30 * time.Second, "1", 401, "x/z", false},
+		{"a changed password at once", 0, "2", 401, "x/y", true},
+		{"the first one after a minute", 30 * time.Second, "1", 401, "x/y", true},
+		{"then not after one more", time.Minute, "1", 401, "x/y", false},
+		{"but after two", time.Minute, "1", 401, "x/y", true},
+		{"and at most one interval later", 3 * time.Minute, "1", 200, "x/y", true},
+		{"what works is not held back", 0, "1", 403, "x/y", true},
+		{"403 is about the repository", 0, "1", 403, "x/y", false},
+		{"and no other one", 0, "1", 404, "x/z", true},
+		{"404 is about the tag", 0, "1", 404, "x/z", false},
+		{"and no other one", 0, "1", 200, "x/z:2", true},
+		{"a rate limit is about neither", 0, "1", 429, "x/w", true},
+		{"and is no refusal", 0, "1", 200, "x/w", true},
+	} {
+		now = now.Add(step.after)
+		status.Store(step.status)
+		named, err := reference.ParseDockerRef(reg.Host() + "/" + step.repo)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := resolver.New(named, nil, keyring{credential("a", "u", step.password)}, resolver.Options{Logins: logins, NoAnonymousFallback: true})
+		before := sent()
+		_, _, err = r.Resolve(t.Context(), named.String())
+		r.Close()
+		if got := sent() > before; got != step.sent || (err == nil) != (step.status == 200) {
+			t.Errorf("%s: sent %t, want %t, error %v", step.name, got, step.sent, err)
+		}
+		if !step.sent && !strings.Contains(fmt.Sprint(err), "not tried again before 00:0") {
+			t.Errorf("%s: the error does not say until when: %v", step.name, err)
+		}
+	}
+}
+
+func TestASetSendsAWrongPasswordOnce(t *testing.T) {
+	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer { return refuse(401, `Basic realm="r"`) })
+	logins := &resolver.Logins{}
+	var pulls sync.WaitGroup
+	for range 10 {
+		pulls.Go(func() {
+			r, ref := newResolver(t, reg.Host(), keyring{credential("a", "u", "p")}, resolver.Options{Logins: logins})
+			if _, _, err := r.Resolve(t.Context(), ref); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+	pulls.Wait()
+	sent := 0
+	for _, req := range reg.Requests() {
+		if req.Authorization != "" {
+			sent++
+		}
+	}
+	if sent != 1 {
+		t.Errorf("sent %d times", sent)
+	}
+}
+
+func TestTheWinnerComesFirstNextTime(t *testing.T) {
+	challenge := refuse(401, `Basic realm="r"`)
+	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+		if user, _, _ := req.BasicAuth(); user != "bob" {
+			return challenge
+		}
+		return found(req)
+	})
+	now := time.Unix(0, 0)
+	logins := &resolver.Logins{Now: func() time.Time { now = now.Add(time.Hour); return now }} // no back-off holds
+	for i, want := range []int{1, 0} {
+		r, ref := newResolver(t, reg.Host(), keyring{credential("a", "alice", "1"), credential("b", "bob", "2")}, resolver.Options{Logins: logins})
+		if _, _, err := r.Resolve(t.Context(), ref); err != nil || len(r.Refused()) != want || r.Credential() != "b/reg" {
+			t.Errorf("pull %d: %d refused, credential %s, error %v", i+1, len(r.Refused()), r.Credential(), err)
+		}
+	}
+}
+
+func TestTokensAreSentAsTheirKindWants(t *testing.T) {
+	var form url.Values
+	reg := testenv.StartFake(t, withHost(func(host string, req *http.Request) testenv.Answer {
+		switch {
+		case req.URL.Path == "/token":
+			req.ParseForm()
+			form = req.Form
+			return testenv.Answer{Status: 200, Body: `{"access_token":"access","token":"access"}`}
+		case req.Header.Get("Authorization") == "Bearer access", req.Header.Get("Authorization") == "Bearer registry-token":
+			return found(req)
+		}
+		return refuse(401, `Bearer realm="http://`+host+`/token",service="s"`)
+	}))
+	identity := secrets.Credential{Source: "a", Key: "reg", Password: secrets.NewSecret("refresh")}
+	r, ref := newResolver(t, reg.Host(), keyring{identity}, resolver.Options{})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil || form.Get("grant_type") != "refresh_token" || form.Get("refresh_token") != "refresh" {
+		t.Errorf("identity token: form %v, error %v", form, err)
+	}
+	form = nil
+	token := secrets.Credential{Source: "a", Key: "reg", Password: secrets.NewSecret("registry-token"), RegistryToken: true}
+	r, ref = newResolver(t, reg.Host(), keyring{token}, resolver.Options{})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil || form != nil || r.Credential() != "a/reg" {
+		t.Errorf("registry token: form %v, credential %s, error %v", form, r.Credential(), err)
+	}
+	token.Password = secrets.NewSecret("stale")
+	r, ref = newResolver(t, reg.Host(), keyring{token, identity}, resolver.Options{})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil || len(r.Refused()) != 1 {
+		t.Errorf("a stale registry token: refused %v, error %v", r.Refused(), err)
+	}
+}
+
+func TestAMirrorGetsWhatIsTheMirrors(t *testing.T) {
+	var got atomic.Value
+	serve := func(req *http.Request) testenv.Answer {
+		user, password, ok := req.BasicAuth()
+		if !ok {
+			return refuse(401, `Basic realm="r"`)
+		}
+		got.Store(user + ":" + password)
+		return found(req)
+	}
+	for _, in := range []struct {
+		name    string
+		own     bool // a secret names the mirror
+		pass    bool
+		want    string
+		refused bool
+	}{
+		{"nothing that no secret names for it", false, false, "", true},
+		{"its own credential", true, false, "mirror:m", false},
+		{"its own before the upstream's", true, true, "mirror:m", false},
+		{"the upstream's where it is passed on", false, true, "up:u", false},
+	} {
+		t.Run(in.name, func(t *testing.T) {
+			got.Store("")
+			mirror := testenv.StartFake(t, serve)
+			dir := filepath.Join(t.TempDir(), "upstream.example")
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			hosts := "server = \"http://" + mirror.Host() + "\"\n"
+			if err := os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(hosts), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			k := byRepository{"upstream.example/x/y": {Source: "s", Key: "up", Username: "up", Password: secrets.NewSecret("u")}}
+			if in.own {
+				k[mirror.Host()+"/x/y"] = secrets.Credential{Source: "s", Key: "m", Username: "mirror", Password: secrets.NewSecret("m")}
+			}
+			named, err := reference.ParseDockerRef("upstream.example/x/y:1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := resolver.New(named, nil, k, resolver.Options{HostsDirs: []string{filepath.Dir(dir)}, PassUpstreamCredentials: in.pass})
+			defer r.Close()
+			_, _, err = r.Resolve(t.Context(), named.String())
+			if got.Load() != in.want || (err != nil) != in.refused {
+				t.Errorf("the mirror got %q, error %v", got.Load(), err)
+			}
+		})
+	}
+}
+
+// byRepository finds one credential for each repository.
+type byRepository map[string]secrets.Credential
+
+func (k byRepository) Lookup(repository string) []secrets.Credential {
+	if c, ok := k[repository]; ok {
+		return []secrets.Credential{c}
+	}
+	return nil
+}
+
+func (byRepository) NearMisses(string) []secrets.NearMiss { return nil }
+
+func TestATokenServiceOfNobodysIsNotAsked(t *testing.T) {
+	trap := testenv.StartFake(t, func(*http.Request) testenv.Answer { return testenv.Answer{Status: 200, Body: `{"token":"t"}`} })
+	for _, realm := range []string{
+		"http://localhost:" + port(trap.Host()) + "/token", "http://[::1]:1/token", "http://169.254.169.254/latest", "http://10.0.0.1/token",
+		"http://[::ffff:127.0.0.2]:1/", "http://0.0.0.0:1/", "/token", "ftp://x/", "",
+	} {
+		reg := testenv.StartFake(t, func(*http.Request) testenv.Answer { return refuse(401, `Bearer realm="`+realm+`",service="s"`) })
+		r, ref := newResolver(t, reg.Host(), keyring{credential("a", "u", "p"), credential("b", "v", "q")}, resolver.Options{})
+		if _, _, err := r.Resolve(t.Context(), ref); err == nil || realm != "" && !errors.Is(err, resolver.ErrRealm) {
+			t.Errorf("%s: error %v", realm, err)
+		}
+		if n := len(reg.Requests()); n != 1 {
+			t.Errorf("%s: %d requests to the registry: no other credential helps", realm, n)
+		}
+	}
+	if seen := trap.Requests(); len(seen) > 0 {
+		t.Errorf("the trap saw %v", seen)
+	}
+}
+
+func port(host string) string { return host[strings.LastIndexByte(host, ':')+1:] }
 
 func TestAPublicImageWithAStaleCredentialIsPulledAnonymously(t *testing.T) {
 	reg := testenv.StartFake(t, withHost(func(host string, req *http.Request) testenv.Answer {

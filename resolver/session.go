@@ -19,22 +19,38 @@ import (
 // with it.
 type session struct {
 	credential *secrets.Credential
+	registry   string // the registry's host, as containerd reaches it
 	resolver   remotes.ResolverWithOptions
 
-	mu     sync.Mutex
-	guards []*stallGuard // one for each transport
+	mu      sync.Mutex      // guards what follows
+	guards  []*stallGuard   // one for each transport
+	mirrors map[string]bool // the hosts that hosts.toml names for the registry
 }
 
-func newSession(ctx context.Context, named reference.Named, cred *secrets.Credential, opts Options) *session {
-	s := &session{credential: cred}
+func newSession(ctx context.Context, named reference.Named, cred *secrets.Credential, keyring Keyring, opts Options) *session {
+	s := &session{credential: cred, registry: reference.Domain(named)}
+	if s.registry == "docker.io" {
+		s.registry = "registry-1.docker.io" // where containerd finds Docker Hub
+	}
+	forMirror := func(host string) *secrets.Credential {
+		for _, c := range keyring.Lookup(host + "/" + reference.Path(named)) {
+			if !c.RegistryToken && c.Kind() != secrets.Anonymous {
+				return &c
+			}
+		}
+		if opts.PassUpstreamCredentials {
+			return cred
+		}
+		return nil
+	}
 	headers := http.Header{"User-Agent": {opts.UserAgent}}
 	hosts := config.ConfigureHosts(ctx, config.HostOptions{
 		HostDir:        hostDir(opts.HostsDirs),
-		Credentials:    confine(reference.Domain(named), cred),
+		Credentials:    s.confine(forMirror),
 		UpdateClient:   func(c *http.Client) error { s.guard(c, opts.StallTimeout); return nil },
 		AuthorizerOpts: []docker.AuthorizerOpt{docker.WithAuthHeader(headers)},
 	})
-	r := docker.NewResolver(docker.ResolverOptions{Hosts: remember(hosts), Headers: headers})
+	r := docker.NewResolver(docker.ResolverOptions{Hosts: s.remember(hosts), Headers: headers})
 	s.resolver = r.(remotes.ResolverWithOptions)
 	return s
 }
@@ -70,15 +86,22 @@ func (s *session) name() string {
 	return s.credential.Name()
 }
 
-// confine returns a callback for containerd's authorizer that gives the
-// credential to the registry it is for and to nobody else. The authorizer asks
-// with the host that answered 401, which after a redirect is the target's.
-func confine(registry string, cred *secrets.Credential) func(host string) (string, string, error) {
-	if registry == "docker.io" {
-		registry = "registry-1.docker.io" // where containerd finds Docker Hub
-	}
+// confine returns a callback for containerd's authorizer that gives the credential
+// to the registry that it is for, a mirror what is the mirror's, and nobody else
+// anything. The authorizer asks with the host that answered 401, which after a
+// redirect is the target's.
+func (s *session) confine(forMirror func(host string) *secrets.Credential) func(host string) (string, string, error) {
 	return func(host string) (string, string, error) {
-		if cred == nil || host != registry {
+		cred := s.credential
+		if host != s.registry {
+			s.mu.Lock()
+			isMirror := s.mirrors[host]
+			s.mu.Unlock()
+			if cred = nil; isMirror {
+				cred = forMirror(host)
+			}
+		}
+		if cred == nil || cred.RegistryToken {
 			return "", "", nil
 		}
 		return cred.Username, cred.Password.Reveal(), nil
@@ -102,7 +125,7 @@ func hostDir(roots []string) func(host string) (string, error) {
 // remember makes the hosts of a registry once. The docker resolver asks for them
 // anew to resolve and to fetch, and with new hosts the token would be fetched
 // anew too.
-func remember(hosts docker.RegistryHosts) docker.RegistryHosts {
+func (s *session) remember(hosts docker.RegistryHosts) docker.RegistryHosts {
 	type answer struct {
 		hosts []docker.RegistryHost
 		err   error
@@ -115,11 +138,24 @@ func remember(hosts docker.RegistryHosts) docker.RegistryHosts {
 		a, ok := known[host]
 		if !ok {
 			a.hosts, a.err = hosts(host)
-			for i := range a.hosts {
-				a.hosts[i].Authorizer = &authorizer{Authorizer: a.hosts[i].Authorizer}
-			}
+			s.guardHosts(a.hosts)
 			known[host] = a
 		}
 		return a.hosts, a.err
+	}
+}
+
+// guardHosts puts kip's guards on the hosts of a registry.
+func (s *session) guardHosts(hosts []docker.RegistryHost) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mirrors = map[string]bool{}
+	for i, h := range hosts {
+		s.mirrors[h.Host] = h.Host != s.registry
+		if s.credential != nil && s.credential.RegistryToken && h.Host == s.registry {
+			hosts[i].Authorizer = bearer{h.Host, s.credential.Password}
+		} else {
+			hosts[i].Authorizer = &authorizer{Authorizer: h.Authorizer}
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"example.com/kip/puller"
 	"example.com/kip/resolver"
+	"example.com/kip/secrets"
 )
 
 const (
@@ -87,6 +88,9 @@ func pullFlags() []cli.Flag {
 		&cli.IntFlag{Name: "num-pullers", Usage: "`NUMBER` of images in progress at once", DefaultText: "16", EnvVars: []string{"KIP_NUM_PULLERS"}},
 		&cli.IntFlag{Name: "num-retries", Usage: "`NUMBER` of pulls of an image, all told, before it has failed", Value: 3, EnvVars: []string{"KIP_NUM_RETRIES"}},
 		&cli.BoolFlag{Name: "anonymous-fallback", Usage: "when all credentials were refused, try once without", Value: true},
+		&cli.BoolFlag{Name: "pass-upstream-credentials", Usage: "send a mirror the credential of the registry that it mirrors, as CRI does"},
+		&cli.BoolFlag{Name: "strict-paths", Usage: "a secret's path matches whole segments: r.io/team is not for r.io/team2"},
+		&cli.StringSliceFlag{Name: "secret-registry", Usage: "`SECRET=REGISTRY`, for secrets that do not say which registry they are for; may repeat"},
 	}, nearFlags(false)...)
 }
 
@@ -98,9 +102,10 @@ func pullOptions(c *cli.Context) (puller.Options, error) {
 		Pullers:     c.Int("num-pullers"),
 		Retries:     c.Int("num-retries"),
 		Registry: resolver.Options{
-			HostsDirs:           folders(c, "hosts-dir"),
-			NoAnonymousFallback: !c.Bool("anonymous-fallback"),
-			UserAgent:           userAgent(),
+			HostsDirs:               folders(c, "hosts-dir"),
+			NoAnonymousFallback:     !c.Bool("anonymous-fallback"),
+			PassUpstreamCredentials: c.Bool("pass-upstream-credentials"),
+			UserAgent:               userAgent(),
 		},
 	}
 	if c.IsSet("num-pullers") && opts.Pullers < 1 {
@@ -112,16 +117,23 @@ func pullOptions(c *cli.Context) (puller.Options, error) {
 	return opts, nil
 }
 
-// secretsDirs are the folders with pull secrets. The default one need not be
-// there: on a node, kip pull often needs no secret.
-func secretsDirs(c *cli.Context) []string {
-	if dirs := folders(c, "secrets-dir"); len(dirs) > 0 {
-		return dirs
+// pullSecrets says where the pull secrets are and how they are read.
+func pullSecrets(c *cli.Context) (secrets.Loader, error) {
+	l := secrets.Loader{Dirs: folders(c, "secrets-dir"), StrictPaths: c.Bool("strict-paths"), Registries: map[string]string{}}
+	if len(l.Dirs) == 0 {
+		// The default need not be there: on a node, kip pull often needs no secret.
+		if _, err := os.Stat(defaultSecretsDir); !errors.Is(err, fs.ErrNotExist) {
+			l.Dirs = []string{defaultSecretsDir}
+		}
 	}
-	if _, err := os.Stat(defaultSecretsDir); errors.Is(err, fs.ErrNotExist) {
-		return nil
+	for _, pair := range c.StringSlice("secret-registry") {
+		secret, registry, ok := strings.Cut(pair, "=")
+		if !ok || secret == "" || registry == "" {
+			return l, fmt.Errorf("--secret-registry is %q: it must be SECRET=REGISTRY", pair)
+		}
+		l.Registries[secret] = registry
 	}
-	return []string{defaultSecretsDir}
+	return l, nil
 }
 
 // connector returns a function that reaches the daemon.

@@ -192,6 +192,61 @@ func TestAWrongPasswordFailsItsImagesOnly(t *testing.T) {
 	}
 }
 
+func TestTeamsOfOneRegistryDoNotUseEachOthersLogins(t *testing.T) {
+	c := startCluster(t, testenv.Newest)
+	reg := testenv.StartRegistry(t, testenv.Bearer, map[string]testenv.User{
+		"a": {Password: "canary-a", Prefixes: []string{"team-a/"}}, "b": {Password: "canary-b", Prefixes: []string{"team-b/"}},
+	})
+	var refs []string
+	for i, name := range []string{"team-a/x:1", "team-b/x:1", "team-a/y:1", "team-b/y:1"} {
+		refs = append(refs, reg.Push(c.images, c.kernels[i], name))
+	}
+	testenv.MountSecret(t, c.secrets, "team-a", map[string]testenv.Login{reg.Host + "/team-a": {Username: "a", Password: "canary-a"}})
+	testenv.MountSecret(t, c.secrets, "team-b", map[string]testenv.Login{reg.Host + "/team-b": {Username: "b", Password: "canary-b"}})
+	reg.Forget()
+	got := kip(t, append([]string{"pull", "-o", "json"}, refs...)...)
+	if r := got.report(t); got.status != exitOK || r.Present != 4 {
+		t.Fatal(got)
+	}
+	for _, grant := range reg.Grants() {
+		if want := "team-" + grant.User + "/"; !strings.HasPrefix(grant.Repository, want) {
+			t.Errorf("user %q asked for %s", grant.User, grant.Repository)
+		}
+	}
+	if n := len(reg.Grants()); n != 4 {
+		t.Errorf("%d tokens for 4 images", n)
+	}
+}
+
+func TestASecretIsRotatedWhileTheAgentRuns(t *testing.T) {
+	c := startCluster(t, testenv.Newest)
+	c.gateway.SetKernels(map[string]string{"a": c.refs[0]})
+	c.login(t, "canary-old")
+	t.Setenv("KIP_INTERVAL", "1")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	reports := newReports()
+	ended := make(chan int)
+	go func() { ended <- run(ctx, []string{"kip", "run", "-o", "json"}, reports, &lines{}) }()
+	if r := reports.next(t); r.Failed != 1 || r.Images[0].Reason != puller.Unauthorized {
+		t.Errorf("with the old password: %+v", r)
+	}
+	c.login(t, "canary/pass+word")
+	for r := reports.next(t); r.Present != 1; r = reports.next(t) {
+	}
+	stop()
+	<-ended
+	failed := 0
+	for _, req := range c.reg.Requests() {
+		if req.Path == "/token" && req.Status == 401 {
+			failed++
+		}
+	}
+	if failed > 2 {
+		t.Errorf("%d failed logins: the old password was sent again", failed)
+	}
+}
+
 func TestAPublicImageWithAStalePasswordIsPulledWithAWarning(t *testing.T) {
 	c := startCluster(t, testenv.Newest)
 	c.login(t, "canary-wrong")

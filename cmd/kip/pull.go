@@ -39,10 +39,14 @@ func pullImages(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	pullSecrets, err := pullSecrets(c)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := withTimeout(c)
 	defer cancel()
 	return once(ctx, c, agent.New(agent.Config{
-		Sources:     []source.Source{source.NewList("cli", c.Args().Slice())},
-		SecretsDirs: secretsDirs(c), Connect: connect,
+		Sources: []source.Source{source.NewList("cli", c.Args().Slice())},
+		Secrets: pullSecrets, Connect: connect,
 	}))
 }

@@ -11,6 +11,7 @@ import (
 
 	"example.com/kip/puller/agent"
 	"example.com/kip/puller/source"
+	"example.com/kip/resolver"
 	"example.com/kip/secrets"
 )
 
@@ -91,6 +92,7 @@ func newAgent(c *cli.Context) (*agent.Agent, error) {
 	if err != nil || interval <= 0 {
 		return nil, fmt.Errorf("--interval (KIP_INTERVAL) is %q: it must be a number of seconds, or a time such as 5m", c.String("interval"))
 	}
+	opts.Registry.Logins = &resolver.Logins{MaxBackOff: interval}
 	connect, err := connector(c, opts)
 	if err != nil {
 		return nil, err
@@ -99,8 +101,12 @@ func newAgent(c *cli.Context) (*agent.Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	pullSecrets, err := pullSecrets(c)
+	if err != nil {
+		return nil, err
+	}
 	return agent.New(agent.Config{
-		Sources: sources, SecretsDirs: secretsDirs(c), Interval: interval, Connect: connect,
+		Sources: sources, Secrets: pullSecrets, Interval: interval, Connect: connect,
 		DefaultRegistry: strings.Trim(c.String("default-container-registry"), "/ "),
 	}), nil
 }

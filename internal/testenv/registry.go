@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -200,11 +201,22 @@ func (r *Registry) Requests() []Request {
 	return seen
 }
 
-// Forget drops the requests seen so far.
+// Grants returns the tokens that were given out for repositories since the last
+// Forget.
+func (r *Registry) Grants() []Grant {
+	r.token.mu.Lock()
+	defer r.token.mu.Unlock()
+	return slices.Clone(r.token.grants)
+}
+
+// Forget drops the requests and grants seen so far.
 func (r *Registry) Forget() {
 	r.front.forget()
 	if r.token != nil {
 		r.token.forget()
+		r.token.mu.Lock()
+		defer r.token.mu.Unlock()
+		r.token.grants = nil
 	}
 }
 

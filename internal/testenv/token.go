@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -25,7 +26,13 @@ type tokenService struct {
 	jwks   string // file with the public key, for the registry
 	users  map[string]User
 	signer jose.Signer
+
+	mu     sync.Mutex
+	grants []Grant
 }
+
+// Grant is a token that was given: who asked, and for which repository.
+type Grant struct{ User, Repository string }
 
 func startTokenService(t T, dir string, users map[string]User) *tokenService {
 	t.Helper()
@@ -89,6 +96,9 @@ func (s *tokenService) token(name string, user User, scopes []string) (string, e
 	for _, scope := range scopes {
 		kind, rest, _ := strings.Cut(scope, ":")
 		repo, actions, _ := strings.Cut(rest, ":")
+		s.mu.Lock()
+		s.grants = append(s.grants, Grant{name, repo})
+		s.mu.Unlock()
 		may := name == pusher || strings.HasPrefix(repo, "public/") || name != "" && user.mayPull(repo)
 		if !may {
 			continue

@@ -19,8 +19,8 @@ import (
 type Config struct {
 	// Sources are asked in this order.
 	Sources []source.Source
-	// SecretsDirs hold the pull secrets, read anew for each cycle.
-	SecretsDirs []string
+	// Secrets says where the pull secrets are. They are read anew for each cycle.
+	Secrets secrets.Loader
 	// DefaultRegistry is put before names that have no registry.
 	DefaultRegistry string
 	// Interval is the time from the end of a cycle to the next one.
@@ -115,7 +115,7 @@ func (a *Agent) Cycle(ctx context.Context, p *puller.Puller) Report {
 	a.nextCycle()
 	r := Report{Version: 1, Sources: []SourceReport{}, Warnings: []string{}, Images: []puller.Result{}}
 	wanted := a.ask(ctx, &r)
-	keyring, problems := secrets.Load(a.config.SecretsDirs...)
+	keyring, problems := a.config.Secrets.Load()
 	for _, problem := range problems {
 		a.warn(&r, problem.String())
 	}
