@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"example.com/kip/resolver"
+	"example.com/kip/secrets"
 )
 
 // Pull makes one image present: it does nothing for a present one, writes what
@@ -81,6 +82,7 @@ func (p *Puller) confirm(ctx context.Context, ref Reference, before Presence, re
 func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descriptor, keyring resolver.Keyring, res *Result) error {
 	wait := p.opts.BackOff
 	lost := 0
+	rotated := watchRotation(keyring)
 	for {
 		res.Attempts++
 		err := p.attempt(ctx, ref, known, keyring, res)
@@ -92,6 +94,9 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 			continue
 		}
 		reason := reasonOf(err)
+		if reason == Unauthorized && rotated() {
+			continue
+		}
 		if reason == NotFound && known != nil && !ref.digested() {
 			known = nil // the registry has forgotten this digest: take what the tag says now
 			continue
@@ -106,6 +111,25 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 			return err
 		}
 		wait = min(2*wait, maxBackOff)
+	}
+}
+
+// watchRotation returns a function that reads the secrets behind the keyring
+// again, the first time that it is called, and tells whether a credential has
+// changed since.
+func watchRotation(keyring resolver.Keyring) func() bool {
+	store, ok := keyring.(*secrets.Store)
+	if !ok {
+		return func() bool { return false }
+	}
+	before, asked := store.Generation(), false
+	return func() bool {
+		if asked {
+			return false
+		}
+		asked = true
+		store.Refresh()
+		return store.Generation() != before
 	}
 }
 

@@ -57,20 +57,29 @@ func Load(dirs ...string) (*Keyring, []Problem) { return Loader{Dirs: dirs}.Load
 // Whatever is wrong is in the problems and stops nothing else: a bad entry costs that entry, a bad file that file. The
 // keyring is never nil, and empty where nothing could be read.
 func (from Loader) Load() (*Keyring, []Problem) {
-	l := loader{from: from}
+	keyring, problems, _ := from.load(nil)
+	return keyring, problems
+}
+
+// load reads all secrets. Where a file that gave entries before gives none because it is broken, those of before are
+// used. It returns what is good now, by path.
+func (from Loader) load(before map[string][]entry) (*Keyring, []Problem, map[string][]entry) {
+	l := loader{from: from, before: before, good: map[string][]entry{}, mounts: mountPoints()}
 	for _, dir := range from.Dirs {
 		l.loadDir(dir)
 	}
 	keyring := newKeyring(l.entries)
 	keyring.strict = from.StrictPaths
-	return keyring, l.problems
+	return keyring, l.problems, l.good
 }
 
 // loader collects what Load returns.
 type loader struct {
-	from     Loader
-	entries  []entry
-	problems []Problem
+	from         Loader
+	before, good map[string][]entry // by path
+	mounts       map[string]bool
+	entries      []entry
+	problems     []Problem
 }
 
 func (l *loader) loadDir(dir string) {
@@ -102,6 +111,11 @@ func (l *loader) loadSecret(source, folder string) {
 			return // removed since it was listed
 		}
 		l.problems = append(l.problems, Problem{Source: source, File: folder, Message: reason(folder, err)})
+		for path := range l.before {
+			if filepath.Dir(path) == folder {
+				l.keep(source, path)
+			}
+		}
 		return
 	}
 	if len(files.contents) == 0 && len(files.names) > 0 {
@@ -116,8 +130,13 @@ func (l *loader) loadSecret(source, folder string) {
 }
 
 func (l *loader) loadFile(source, path string, file content) {
+	if l.mounts[path] {
+		l.problems = append(l.problems, Problem{Source: source, File: path,
+			Message: "is mounted by itself (subPath): it never changes when the secret does, mount the whole secret"})
+	}
 	if file.err != nil {
 		l.problems = append(l.problems, Problem{Source: source, File: path, Message: reason(path, file.err)})
+		l.keep(source, path)
 		return
 	}
 	if registry := l.from.Registries[source]; registry != "" && isServiceAccount(file.data) {
@@ -128,14 +147,44 @@ func (l *loader) loadFile(source, path string, file content) {
 	if !file.form.kubelet && len(entries) > 0 {
 		entries, problems = noted(entries, noteForm), append(problems, Problem{Message: noteForm})
 	}
-	for _, e := range entries {
-		e.credential.Source = source
-		l.entries = append(l.entries, e)
+	for i := range entries {
+		entries[i].credential.Source = source
 	}
+	broken := false
 	for _, p := range problems {
+		broken = broken || p.Key == ""
 		p.Source, p.File = source, path
 		l.problems = append(l.problems, p)
 	}
+	if len(entries) == 0 && broken {
+		l.keep(source, path)
+		return
+	}
+	l.entries = append(l.entries, entries...)
+	l.good[path] = entries
+}
+
+// keep goes on with what a file held when it was good.
+func (l *loader) keep(source, path string) {
+	entries := l.before[path]
+	if len(entries) == 0 {
+		return
+	}
+	l.entries = append(l.entries, entries...)
+	l.good[path] = entries
+	l.problems = append(l.problems, Problem{Source: source, File: path, Message: "what it held before is used until it is mended"})
+}
+
+// mountPoints are the paths at which something is mounted, by the fifth field of /proc/self/mountinfo.
+func mountPoints() map[string]bool {
+	points := map[string]bool{}
+	b, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(b)) {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			points[fields[4]] = true
+		}
+	}
+	return points
 }
 
 // loadBasicAuth takes the files username and password of a kubernetes.io/basic-auth secret. They do not say which

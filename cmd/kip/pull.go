@@ -7,6 +7,7 @@ import (
 
 	"example.com/kip/puller/agent"
 	"example.com/kip/puller/source"
+	"example.com/kip/secrets"
 )
 
 func pullCommand() *cli.Command {
@@ -47,6 +48,6 @@ func pullImages(c *cli.Context) error {
 	defer cancel()
 	return once(ctx, c, agent.New(agent.Config{
 		Sources: []source.Source{source.NewList("cli", c.Args().Slice())},
-		Secrets: pullSecrets, Connect: connect,
+		Secrets: secrets.NewStore(pullSecrets), Connect: connect,
 	}))
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"example.com/kip/puller"
@@ -19,8 +20,9 @@ import (
 type Config struct {
 	// Sources are asked in this order.
 	Sources []source.Source
-	// Secrets says where the pull secrets are. They are read anew for each cycle.
-	Secrets secrets.Loader
+	// Secrets are the pull secrets. They are read anew for each cycle, and a change
+	// brings the next cycle at once.
+	Secrets *secrets.Store
 	// DefaultRegistry is put before names that have no registry.
 	DefaultRegistry string
 	// Interval is the time from the end of a cycle to the next one.
@@ -60,14 +62,31 @@ func (a *Agent) Run(ctx context.Context, done func(Report) error) error {
 		return err
 	}
 	defer p.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	changed := make(chan struct{}, 1)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel()
+	watch.Go(func() {
+		a.config.Secrets.Watch(ctx, func() {
+			select {
+			case changed <- struct{}{}:
+			default: // one is waiting already
+			}
+		})
+	})
 	for {
 		r := a.Cycle(ctx, p)
 		slog.Debug("cycle ended", "present", r.Present, "failed", r.Failed, "skipped", r.Skipped)
 		if err := done(r); err != nil {
 			return err
 		}
-		if err := sleep(ctx, a.config.Interval); err != nil {
-			return err
+		select {
+		case <-time.After(a.config.Interval):
+		case <-changed:
+			slog.Info("a pull secret has changed")
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }
@@ -115,11 +134,10 @@ func (a *Agent) Cycle(ctx context.Context, p *puller.Puller) Report {
 	a.nextCycle()
 	r := Report{Version: 1, Sources: []SourceReport{}, Warnings: []string{}, Images: []puller.Result{}}
 	wanted := a.ask(ctx, &r)
-	keyring, problems := a.config.Secrets.Load()
-	for _, problem := range problems {
+	for _, problem := range a.config.Secrets.Refresh() {
 		a.warn(&r, problem.String())
 	}
-	r.Images = append(r.Images, p.Sync(ctx, wanted, keyring, a.logResult)...)
+	r.Images = append(r.Images, p.Sync(ctx, wanted, a.config.Secrets, a.logResult)...)
 	for _, i := range r.Images {
 		for _, warning := range i.Warnings {
 			a.warn(&r, warning)
