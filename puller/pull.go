@@ -128,8 +128,7 @@ func watchRotation(keyring resolver.Keyring) func() bool {
 			return false
 		}
 		asked = true
-		store.Refresh()
-		return store.Generation() != before
+		return store.LookAgain(before)
 	}
 }
 

@@ -34,7 +34,7 @@ type node struct {
 	client  *containerd.Client
 	reg     *testenv.Registry
 	images  *testenv.Images
-	keyring *secrets.Keyring
+	keyring *secrets.Store
 	puller  *puller.Puller
 }
 
@@ -64,11 +64,10 @@ func (n *node) login(password string) {
 	n.t.Helper()
 	dir := testenv.Dir(n.t)
 	testenv.MountSecret(n.t, dir, "team", map[string]testenv.Login{n.reg.Host: {Username: "team", Password: password}})
-	keyring, problems := secrets.Load(dir)
-	if len(problems) > 0 {
+	n.keyring = secrets.NewStore(secrets.Loader{Dirs: []string{dir}}, nil)
+	if problems := n.keyring.Refresh(); len(problems) > 0 {
 		n.t.Fatal(problems)
 	}
-	n.keyring = keyring
 }
 
 func (n *node) pull(ref string) puller.Result {

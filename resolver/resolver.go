@@ -25,7 +25,7 @@ import (
 // Keyring finds the credentials for a repository, in the order in which they are
 // to be tried. The repository is a normalised name without tag or digest.
 type Keyring interface {
-	Lookup(repository string) []secrets.Credential
+	Lookup(ctx context.Context, repository string) []secrets.Credential
 	// NearMisses are the keys that look as if they were for the repository.
 	NearMisses(repository string) []secrets.NearMiss
 }
@@ -200,7 +200,7 @@ func (r *Resolver) login(ctx context.Context, named reference.Named) (*session, 
 		return r.winner, ocispec.Descriptor{}, nil
 	}
 	r.tried = nil
-	for _, cred := range r.candidates() {
+	for _, cred := range r.candidates(ctx) {
 		s, desc, err := r.try(ctx, named, cred)
 		if err != nil {
 			return nil, desc, err
@@ -255,11 +255,11 @@ func (r *Resolver) try(ctx context.Context, named reference.Named, cred *secrets
 
 // candidates are the credentials to try, each login once, the one that worked
 // last time first; nil stands for none.
-func (r *Resolver) candidates() []*secrets.Credential {
+func (r *Resolver) candidates(ctx context.Context) []*secrets.Credential {
 	repository, registry := r.named.Name(), reference.Domain(r.named)
 	seen := map[loginKey]bool{}
 	var list []*secrets.Credential
-	for _, c := range r.keyring.Lookup(repository) {
+	for _, c := range r.keyring.Lookup(ctx, repository) {
 		key := keyOf(registry, &c)
 		if seen[key] {
 			continue

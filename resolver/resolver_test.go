@@ -33,7 +33,7 @@ import (
 // keyring finds the same credentials for every repository.
 type keyring []secrets.Credential
 
-func (k keyring) Lookup(string) []secrets.Credential { return k }
+func (k keyring) Lookup(context.Context, string) []secrets.Credential { return k }
 
 func (k keyring) NearMisses(string) []secrets.NearMiss { return nil }
 
@@ -335,7 +335,7 @@ func TestAMirrorGetsWhatIsTheMirrors(t *testing.T) {
 // byRepository finds one credential for each repository.
 type byRepository map[string]secrets.Credential
 
-func (k byRepository) Lookup(repository string) []secrets.Credential {
+func (k byRepository) Lookup(_ context.Context, repository string) []secrets.Credential {
 	if c, ok := k[repository]; ok {
 		return []secrets.Credential{c}
 	}

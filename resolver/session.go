@@ -33,7 +33,7 @@ func newSession(ctx context.Context, named reference.Named, cred *secrets.Creden
 		s.registry = "registry-1.docker.io" // where containerd finds Docker Hub
 	}
 	forMirror := func(host string) *secrets.Credential {
-		for _, c := range keyring.Lookup(host + "/" + reference.Path(named)) {
+		for _, c := range keyring.Lookup(ctx, host+"/"+reference.Path(named)) {
 			if !c.RegistryToken && c.Kind() != secrets.Anonymous {
 				return &c
 			}

@@ -14,8 +14,9 @@ import (
 // cannot be read for a moment keeps the credentials that it had; one that is gone loses them. It may be used from many
 // goroutines.
 type Store struct {
-	loader  Loader
-	keyring atomic.Pointer[Keyring]
+	loader    Loader
+	providers *Providers
+	keyring   atomic.Pointer[Keyring]
 
 	generation atomic.Uint64
 
@@ -23,15 +24,25 @@ type Store struct {
 	good map[string][]entry
 }
 
-// NewStore returns a store of the loader's secrets, empty until the first Refresh.
-func NewStore(l Loader) *Store {
-	s := &Store{loader: l}
+// NewStore returns a store of the loader's secrets, empty until the first Refresh, and of the credentials that providers
+// give, nil for none.
+func NewStore(l Loader, providers *Providers) *Store {
+	s := &Store{loader: l, providers: providers}
 	s.keyring.Store(newKeyring(nil))
 	return s
 }
 
-// Lookup is that of the current Keyring.
-func (s *Store) Lookup(repository string) []Credential { return s.keyring.Load().Lookup(repository) }
+// Lookup returns the credentials of the current Keyring and then those of the providers, as the kubelet does.
+func (s *Store) Lookup(ctx context.Context, repository string) []Credential {
+	return append(s.keyring.Load().Lookup(repository), s.providers.Lookup(ctx, repository)...)
+}
+
+// LookAgain is for a login that was refused: it reads the secrets again and has the providers asked again. It returns
+// whether Lookup may give something else than at the given generation.
+func (s *Store) LookAgain(generation uint64) bool {
+	s.Refresh()
+	return s.providers.Forget() || s.Generation() != generation
+}
 
 // NearMisses is that of the current Keyring.
 func (s *Store) NearMisses(repository string) []NearMiss {

@@ -23,7 +23,7 @@ func secretOf(user string) map[string]string {
 func TestAStoreFollowsItsSecrets(t *testing.T) {
 	root := t.TempDir()
 	m := newMount(t, root+"/a", secretOf("one"))
-	s := NewStore(Loader{Dirs: []string{root}})
+	s := NewStore(Loader{Dirs: []string{root}}, nil)
 	s.Refresh()
 	ctx, stop := context.WithCancel(t.Context())
 	changed := make(chan struct{}, 100)
@@ -59,7 +59,7 @@ func TestAStoreFollowsItsSecrets(t *testing.T) {
 func TestABrokenSecretKeepsWhatItHad(t *testing.T) {
 	root := t.TempDir()
 	m := newMount(t, root+"/a", secretOf("good"))
-	s := NewStore(Loader{Dirs: []string{root}})
+	s := NewStore(Loader{Dirs: []string{root}}, nil)
 	for _, step := range []struct {
 		name    string
 		content map[string]string
@@ -94,7 +94,7 @@ func TestABrokenSecretKeepsWhatItHad(t *testing.T) {
 func TestAThousandSwapsAreNeverSeenHalf(t *testing.T) {
 	root := t.TempDir()
 	m := newMount(t, root+"/a", secretOf("0"))
-	s := NewStore(Loader{Dirs: []string{root}})
+	s := NewStore(Loader{Dirs: []string{root}}, nil)
 	s.Refresh()
 	done := make(chan struct{})
 	var readers sync.WaitGroup

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -90,6 +91,8 @@ func pullFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "anonymous-fallback", Usage: "when all credentials were refused, try once without", Value: true},
 		&cli.BoolFlag{Name: "pass-upstream-credentials", Usage: "send a mirror the credential of the registry that it mirrors, as CRI does"},
 		&cli.BoolFlag{Name: "strict-paths", Usage: "a secret's path matches whole segments: r.io/team is not for r.io/team2"},
+		&cli.StringFlag{Name: "image-credential-provider-config", Usage: "`PATH` of a CredentialProviderConfig, as the kubelet's flag"},
+		&cli.StringFlag{Name: "image-credential-provider-bin-dir", Usage: "`FOLDER` of the programs that it names"},
 		&cli.StringSliceFlag{Name: "secret-registry", Usage: "`SECRET=REGISTRY`, for secrets that do not say which registry they are for; may repeat"},
 	}, nearFlags(false)...)
 }
@@ -118,7 +121,7 @@ func pullOptions(c *cli.Context) (puller.Options, error) {
 }
 
 // pullSecrets says where the pull secrets are and how they are read.
-func pullSecrets(c *cli.Context) (secrets.Loader, error) {
+func pullSecrets(c *cli.Context) (*secrets.Store, error) {
 	l := secrets.Loader{Dirs: folders(c, "secrets-dir"), StrictPaths: c.Bool("strict-paths"), Registries: map[string]string{}}
 	if len(l.Dirs) == 0 {
 		// The default need not be there: on a node, kip pull often needs no secret.
@@ -129,11 +132,25 @@ func pullSecrets(c *cli.Context) (secrets.Loader, error) {
 	for _, pair := range c.StringSlice("secret-registry") {
 		secret, registry, ok := strings.Cut(pair, "=")
 		if !ok || secret == "" || registry == "" {
-			return l, fmt.Errorf("--secret-registry is %q: it must be SECRET=REGISTRY", pair)
+			return nil, fmt.Errorf("--secret-registry is %q: it must be SECRET=REGISTRY", pair)
 		}
 		l.Registries[secret] = registry
 	}
-	return l, nil
+	config, binDir := c.String("image-credential-provider-config"), c.String("image-credential-provider-bin-dir")
+	if (config == "") != (binDir == "") {
+		return nil, errors.New("--image-credential-provider-config and --image-credential-provider-bin-dir go together")
+	}
+	if config == "" {
+		return secrets.NewStore(l, nil), nil
+	}
+	providers, problems, err := secrets.NewProviders(config, binDir)
+	if err != nil {
+		return nil, fmt.Errorf("--image-credential-provider-config: %w", err)
+	}
+	for _, p := range problems {
+		slog.Warn(p.String())
+	}
+	return secrets.NewStore(l, providers), nil
 }
 
 // connector returns a function that reaches the daemon.

@@ -7,7 +7,6 @@ import (
 
 	"example.com/kip/puller/agent"
 	"example.com/kip/puller/source"
-	"example.com/kip/secrets"
 )
 
 func pullCommand() *cli.Command {
@@ -48,6 +47,6 @@ func pullImages(c *cli.Context) error {
 	defer cancel()
 	return once(ctx, c, agent.New(agent.Config{
 		Sources: []source.Source{source.NewList("cli", c.Args().Slice())},
-		Secrets: secrets.NewStore(pullSecrets), Connect: connect,
+		Secrets: pullSecrets, Connect: connect,
 	}))
 }

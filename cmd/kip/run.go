@@ -106,7 +106,7 @@ func newAgent(c *cli.Context) (*agent.Agent, error) {
 		return nil, err
 	}
 	return agent.New(agent.Config{
-		Sources: sources, Secrets: secrets.NewStore(pullSecrets), Interval: interval, Connect: connect,
+		Sources: sources, Secrets: pullSecrets, Interval: interval, Connect: connect,
 		DefaultRegistry: strings.Trim(c.String("default-container-registry"), "/ "),
 	}), nil
 }
