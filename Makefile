@@ -14,6 +14,7 @@ build: ## the static binary, .cache/bin/kip
 
 test: ## all tests, with the race detector; the summary names what was left out
 	$(TOOL) gotestsum --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 20m ./...
+	cd internal/tools/kubelet && go tool -modfile=../go.mod gotestsum --format standard-verbose -- ./...
 
 lint: ## formatting, vet, staticcheck
 	@unformatted=$$(gofmt -l $(CODE)); test -z "$$unformatted" || { echo "gofmt would change: $$unformatted"; exit 1; }

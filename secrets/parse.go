@@ -269,7 +269,7 @@ func isFlatMap(data []byte) bool {
 // parse reads one entry. It may hold several credentials, which are tried in this order: tokens, as docker does, then
 // user and password. Warnings are about an entry that is kept.
 func (a auth) parse(programs helpers) (made []entry, warnings []string, _ error) {
-	username, password, warnings, err := a.login()
+	username, password, note, warnings, err := a.login()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -297,39 +297,39 @@ func (a auth) parse(programs helpers) (made []entry, warnings []string, _ error)
 	case empty && programs.covers(a.key):
 		warnings = append(warnings, "is for a credential helper, which cannot run in a pull secret; the kubelet ignores helpers too")
 	case tokens == (tokenFields{}) || password != "": // az acr login writes a user without a password beside the token
-		add(Credential{Username: username, Password: NewSecret(password)})
+		add(Credential{Username: username, Password: NewSecret(password), Note: note})
 	}
 	return made, warnings, err
 }
 
 const noteToken = "the kubelet does not read tokens"
 
-// login reads the user and password of an entry as the kubelet does.
-func (a auth) login() (username, password string, warnings []string, _ error) {
+// login reads the user and password of an entry as the kubelet does. The note says what the kubelet refuses.
+func (a auth) login() (username, password, note string, warnings []string, err error) {
 	var fields authFields
 	if err := json.Unmarshal(a.body, &fields); err != nil {
-		return "", "", nil, errors.New(jsonReason(err, "entry"))
+		return "", "", "", nil, errors.New(jsonReason(err, "entry"))
 	}
 	username, password = fields.Username, fields.Password
 	// A non-empty auth overrides the plain fields, even one that does not decode (kubelet: DockerConfigEntry).
 	if fields.Auth != "" {
-		decoded, warning, err := decodeAuth(fields.Auth)
-		if err != nil {
-			return "", "", nil, err
+		var decoded string
+		if decoded, note, err = decodeAuth(fields.Auth); err != nil {
+			return "", "", "", nil, err
 		}
-		if warning != "" {
-			warnings = append(warnings, warning)
+		if note != "" {
+			warnings = append(warnings, note)
 		}
 		// Split at the first colon: the password may hold more of them (`_json_key` and its JSON).
 		var colon bool
 		if username, password, colon = strings.Cut(decoded, ":"); !colon {
-			return "", "", nil, errors.New("auth holds no colon between user and password")
+			return "", "", "", nil, errors.New("auth holds no colon between user and password")
 		}
 		if differs(fields.Username, username) || differs(fields.Password, password) {
 			warnings = append(warnings, "username or password differ from auth: auth is used, as the kubelet does")
 		}
 	}
-	return username, password, append(warnings, hints(username, password)...), nil
+	return username, password, note, append(warnings, hints(username, password)...), nil
 }
 
 // hints are about logins that are known to go wrong.
