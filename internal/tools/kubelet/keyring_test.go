@@ -4,6 +4,7 @@ package kubelet
 import (
 	"encoding/base64"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -231,7 +232,10 @@ func lookup(k credentialprovider.DockerKeyring, image string) []string {
 
 // TestMain silences the kubelet's log, which has a line for each key that is no URL.
 func TestMain(m *testing.M) {
-	klog.LogToStderr(false)
+	var flags flag.FlagSet
+	klog.InitFlags(&flags)
+	flags.Set("logtostderr", "false")
+	flags.Set("stderrthreshold", "FATAL")
 	klog.SetOutput(io.Discard)
 	os.Exit(m.Run())
 }
