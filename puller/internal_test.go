@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -112,6 +113,13 @@ func TestAReferenceIsNormalisedAsCRIDoes(t *testing.T) {
 		"registry.example/a/b":     "registry.example/a/b:latest",
 		"[::1]:5000/a/b":           "[::1]:5000/a/b:latest",
 		"MyRegistry/kernel-py:1":   "MyRegistry/kernel-py:1",
+		"r.io/app:t" + digest:      "r.io/app" + digest,
+		"myreg/x/y":                "docker.io/myreg/x/y:latest",
+		"LOCALHOST/x":              "LOCALHOST/x:latest",
+		"My.Registry/x":            "My.Registry/x:latest",
+		"NGINX":                    "",
+		"r.io/App":                 "",
+		strings.Repeat("a1", 32):   "",
 		"myDockerHub/MyKernel:tag": "",
 		"${KERNEL_IMAGE}":          "",
 		"https://reg/x:1":          "",

@@ -94,7 +94,8 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 			continue
 		}
 		reason := reasonOf(err)
-		if reason == Unauthorized && rotated() {
+		// ECR answers 403, not 401, to a token that is over.
+		if (reason == Unauthorized || reason == Denied) && rotated() {
 			continue
 		}
 		if reason == NotFound && known != nil && !ref.digested() {

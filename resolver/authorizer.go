@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -71,6 +72,7 @@ func checkRealm(registry *url.URL, realm string) error {
 	if u.Hostname() == registry.Hostname() {
 		return nil
 	}
+	slog.Debug("the registry's token service is another host", "registry", registry.Host, "service", where)
 	ip, err := netip.ParseAddr(u.Hostname())
 	if strings.EqualFold(u.Hostname(), "localhost") || err == nil && !isPublic(ip.Unmap()) {
 		return fmt.Errorf("%w: %s is an address of this machine or of a private network", ErrRealm, where)

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"time"
 	"unicode"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
@@ -35,12 +36,14 @@ type RefusedError struct {
 type Attempt struct {
 	// Credential is the name of the credential, SECRET/KEY or anonymous.
 	Credential string
-	// Username is the user that was named to the registry.
-	Username string
+	// About says what the credential is: its user, kind, age and version.
+	About string
 	// Status is the HTTP status of the refusal.
 	Status int
 	// Answer is what the registry said, on one line and without secrets.
 	Answer string
+	// Hint is what may be the cause, where something speaks for it.
+	Hint string
 }
 
 func (e *RefusedError) Error() string {
@@ -77,19 +80,69 @@ func (a Attempt) String() string {
 	if a.Credential == Anonymous {
 		return "anonymous got " + a.Answer
 	}
-	return fmt.Sprintf("credential %s (user %q) got %s", a.Credential, a.Username, a.Answer)
+	text := fmt.Sprintf("credential %s (%s) got %s", a.Credential, a.About, a.Answer)
+	if a.Hint != "" {
+		text += " (" + a.Hint + ")"
+	}
+	return text
 }
 
 func newAttempt(s *session, err error) Attempt {
 	a := Attempt{Credential: s.name(), Status: status(err), Answer: answer(err)}
-	if s.credential != nil {
-		a.Username = s.credential.Username
+	if c := s.credential; c != nil {
+		a.About, a.Hint = about(*c, time.Now()), hint(*c, time.Now())
 	}
 	if a.Status == http.StatusUnauthorized && s.credential != nil && errors.Is(err, docker.ErrInvalidAuthorization) && strings.Contains(err.Error(), "insufficient_scope") {
 		// The login was good, it just may not pull this repository.
 		a.Status, a.Answer = http.StatusForbidden, "a token without the right to pull (insufficient_scope)"
 	}
 	return a
+}
+
+// about says what a credential is, without what is secret in it. A user name can
+// be a token.
+func about(c secrets.Credential, now time.Time) string {
+	user := fmt.Sprintf("user %q", c.Username)
+	if strings.HasPrefix(c.Username, "eyJ") || len(c.Username) > 100 {
+		user = "a token as user"
+	}
+	parts := []string{user}
+	if kind := c.Kind(); kind != secrets.Password {
+		parts = []string{string(kind)}
+	}
+	if !c.Modified.IsZero() {
+		parts = append(parts, fmt.Sprintf("written %s ago, content %s", age(now.Sub(c.Modified)), c.Content))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// age rounds a time to what people say.
+func age(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// hint names a known cause of a refusal that can be seen in the credential.
+func hint(c secrets.Credential, now time.Time) string {
+	old := func(d time.Duration) bool { return !c.Modified.IsZero() && now.Sub(c.Modified) > d }
+	switch {
+	case c.Kind() == secrets.Password && c.Password == secrets.Secret{}:
+		return "its password is empty, so the request was anonymous"
+	case c.Username == "AWS" && old(11*time.Hour):
+		return "a token of Amazon ECR lives for 12 hours"
+	case c.Username == "oauth2accesstoken" && old(50*time.Minute):
+		return "an access token of Google lives for an hour"
+	case c.Username == "gitlab-ci-token":
+		return "a GitLab job's token ends with the job: use a deploy token"
+	}
+	return ""
 }
 
 // isRefusal tells whether another credential may have more success. That is not

@@ -414,6 +414,54 @@ func TestARefusalSaysWhoAskedAndWhatWasAnswered(t *testing.T) {
 	}
 }
 
+func TestARefusalHintsAtWhatIsKnown(t *testing.T) {
+	reg := testenv.StartFake(t, func(*http.Request) testenv.Answer { return refuse(401, `Basic realm="r"`) })
+	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
+	for _, in := range []struct {
+		name string
+		c    secrets.Credential
+		want string
+	}{
+		{"an old token of ECR", secrets.Credential{Username: "AWS", Password: secrets.NewSecret("p"), Modified: ago(13 * time.Hour), Content: "0123abcd"},
+			`(user "AWS", written 13h ago, content 0123abcd) got 401 Unauthorized (a token of Amazon ECR lives for 12 hours)`},
+		{"a fresh one", secrets.Credential{Username: "AWS", Password: secrets.NewSecret("p"), Modified: ago(61 * time.Minute), Content: "0123abcd"},
+			`(user "AWS", written 1h ago, content 0123abcd) got 401 Unauthorized`},
+		{"one of Google", secrets.Credential{Username: "oauth2accesstoken", Password: secrets.NewSecret("p"), Modified: ago(72 * time.Hour), Content: "x"},
+			`written 3d ago, content x) got 401 Unauthorized (an access token of Google lives for an hour)`},
+		{"a job's token", secrets.Credential{Username: "gitlab-ci-token", Password: secrets.NewSecret("p")}, "(a GitLab job's token ends with the job: use a deploy token)"},
+		{"an empty password", secrets.Credential{Username: "u"}, "(its password is empty, so the request was anonymous)"},
+		{"a token as user", secrets.Credential{Username: "eyJcanary", Password: secrets.NewSecret("x-oauth-basic")}, "(a token as user) got 401"},
+		{"an identity token", secrets.Credential{Password: secrets.NewSecret("t")}, "(identitytoken) got 401"},
+	} {
+		t.Run(in.name, func(t *testing.T) {
+			r, ref := newResolver(t, reg.Host(), keyring{in.c}, resolver.Options{NoAnonymousFallback: true})
+			_, _, err := r.Resolve(t.Context(), ref)
+			if err == nil || !strings.HasSuffix(err.Error(), in.want) && !strings.Contains(err.Error(), in.want) || strings.Contains(err.Error(), "canary") {
+				t.Errorf("got  %v\nwant %s", err, in.want)
+			}
+		})
+	}
+}
+
+func TestAnAnonymousRefusalNamesNearMisses(t *testing.T) {
+	reg := testenv.StartFake(t, func(*http.Request) testenv.Answer { return refuse(401, `Basic realm="r"`) })
+	dir := t.TempDir()
+	testenv.MountSecret(t, dir, "harbor", map[string]testenv.Login{"127.0.0.1": {Username: "u", Password: "canary"}})
+	store := secrets.NewStore(secrets.Loader{Dirs: []string{dir}}, nil)
+	store.Refresh()
+	named, err := reference.ParseDockerRef(reg.Host() + "/x/y:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := resolver.New(named, nil, store, resolver.Options{})
+	_, _, err = r.Resolve(t.Context(), named.String())
+	want := fmt.Sprintf(`registry %[1]s refused repository x/y: anonymous got 401 Unauthorized; no secret has a credential for %[1]s/x/y; `+
+		`key "127.0.0.1" of secret harbor does not match: the port is none, the image's is %[2]s`, reg.Host(), port(reg.Host()))
+	if err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
 func TestABasicLoginIsRefusedOnce(t *testing.T) {
 	reg := testenv.StartFake(t, func(*http.Request) testenv.Answer { return refuse(401, `Basic realm="r"`) })
 	r, ref := newResolver(t, reg.Host(), keyring{credential("a", "u", "p")}, resolver.Options{NoAnonymousFallback: true})

@@ -1,6 +1,9 @@
 package secrets
 
-import "strings"
+import (
+	"strings"
+	"time"
+)
 
 // Credential is one user name and password of one pull secret. With both empty it is still a match, one that means
 // anonymous: the kubelet takes an entry `{}` so, at its place in the order.
@@ -16,6 +19,10 @@ type Credential struct {
 	Password Secret
 	// RegistryToken is set where Password is to be sent to the registry as a Bearer token, as it is.
 	RegistryToken bool
+	// Modified is when the secret's file was written, and Content the beginning of its SHA-256: enough to see which
+	// version of a secret is in use. Both are empty for what is from no file.
+	Modified time.Time
+	Content  string
 	// Note says why a pod could not use this credential: the kubelet does not find it for this repository. It is empty
 	// where the kubelet finds it too.
 	Note string

@@ -1,6 +1,7 @@
 package secrets
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -140,7 +141,7 @@ func (l *loader) loadFile(source, path string, file content) {
 		return
 	}
 	if registry := l.from.Registries[source]; registry != "" && isServiceAccount(file.data) {
-		l.add(source, path, registry, Credential{Username: "_json_key", Password: NewSecret(string(file.data))})
+		l.add(source, path, registry, file, Credential{Username: "_json_key", Password: NewSecret(string(file.data))})
 		return
 	}
 	entries, problems := file.form.parse(file.data)
@@ -148,7 +149,8 @@ func (l *loader) loadFile(source, path string, file content) {
 		entries, problems = noted(entries, noteForm), append(problems, Problem{Message: noteForm})
 	}
 	for i := range entries {
-		entries[i].credential.Source = source
+		c := &entries[i].credential
+		c.Source, c.Modified, c.Content = source, file.modified, file.digest()
 	}
 	broken := false
 	for _, p := range problems {
@@ -191,13 +193,14 @@ func mountPoints() map[string]bool {
 // registry they are for, and kip does not send a password to all of them.
 func (l *loader) loadBasicAuth(source, folder string, files []content) {
 	var fields [2]string
+	var last content
 	found := false
 	for _, file := range files {
 		i := slices.Index(basicAuth[:], file.name)
 		if i < 0 {
 			continue
 		}
-		found = true
+		found, last = true, file
 		path := filepath.Join(folder, file.name)
 		if file.err != nil {
 			l.problems = append(l.problems, Problem{Source: source, File: path, Message: reason(path, file.err)})
@@ -215,13 +218,13 @@ func (l *loader) loadBasicAuth(source, folder string, files []content) {
 		l.problems = append(l.problems, Problem{Source: source, File: folder,
 			Message: "a user and a password without a registry: say for which it is (--secret-registry)"})
 	case found:
-		l.add(source, folder, registry, Credential{Username: fields[0], Password: NewSecret(fields[1])})
+		l.add(source, folder, registry, last, Credential{Username: fields[0], Password: NewSecret(fields[1])})
 	}
 }
 
 // add takes a credential whose registry is from the configuration.
-func (l *loader) add(source, path, registry string, c Credential) {
-	c.Source, c.Note = source, noteForm
+func (l *loader) add(source, path, registry string, file content, c Credential) {
+	c.Source, c.Modified, c.Content, c.Note = source, file.modified, file.digest(), noteForm
 	e, err := newEntry(registry, c)
 	if err != nil {
 		l.problems = append(l.problems, Problem{Source: source, File: path, Key: displayKey(registry), Message: err.Error()})
@@ -315,11 +318,15 @@ type secretFiles struct {
 
 // content is what a known file holds or why it could not be read.
 type content struct {
-	name string
-	form *form // nil for a part of basic-auth
-	data []byte
-	err  error
+	name     string
+	form     *form // nil for a part of basic-auth
+	data     []byte
+	modified time.Time
+	err      error
 }
+
+// digest is the beginning of the content's SHA-256.
+func (c content) digest() string { return fmt.Sprintf("%.4x", sha256.Sum256(c.data)) }
 
 // readSecret reads the known files of a folder. It fails only where the whole must be read again or cannot be.
 func readSecret(folder string) (secretFiles, error) {
@@ -332,11 +339,12 @@ func readSecret(folder string) (secretFiles, error) {
 		if !isKnown(name) {
 			continue
 		}
-		data, err := readFile(filepath.Join(folder, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			return secretFiles{}, err
+		one := content{name: name, form: formOf(name)}
+		one.data, one.modified, one.err = readFile(filepath.Join(folder, name))
+		if errors.Is(one.err, fs.ErrNotExist) {
+			return secretFiles{}, one.err
 		}
-		files.contents = append(files.contents, content{name: name, form: formOf(name), data: data, err: err})
+		files.contents = append(files.contents, one)
 	}
 	files.names = found.files
 	if len(found.files) == 0 {
@@ -345,32 +353,33 @@ func readSecret(folder string) (secretFiles, error) {
 	return files, nil
 }
 
-// readFile reads a regular file of bounded size and waits for nothing: a fifo is not opened, and if one takes the file's
+// readFile reads a regular file of bounded size, with the time it was written, and waits for nothing: a fifo is not opened, and if one takes the file's
 // place after the look at it, it opens without a writer and is refused then.
-func readFile(path string) ([]byte, error) {
+func readFile(path string) ([]byte, time.Time, error) {
+	var never time.Time
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return nil, never, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, errNotRegular
+		return nil, never, errNotRegular
 	}
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, never, err
 	}
 	defer file.Close()
 	if info, err = file.Stat(); err != nil {
-		return nil, err
+		return nil, never, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, errNotRegular
+		return nil, never, errNotRegular
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxFileSize+1))
 	if len(data) > maxFileSize {
-		return nil, errTooLarge
+		return nil, never, errTooLarge
 	}
-	return data, err
+	return data, info.ModTime(), err
 }
 
 // noKnownKey names what is there instead of a key that is read.

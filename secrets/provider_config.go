@@ -82,7 +82,7 @@ func readProviderConfig(path string) ([]providerFields, error) {
 	}
 	var all []providerFields
 	for _, file := range files {
-		data, err := readFile(file)
+		data, _, err := readFile(file)
 		if err != nil {
 			return nil, fmt.Errorf("reading %s: %w", file, err)
 		}

@@ -247,12 +247,36 @@ func TestASecretIsRotatedWhileTheAgentRuns(t *testing.T) {
 	}
 }
 
+func TestTheSecondSecretIsUsedWhenTheFirstIsRevoked(t *testing.T) {
+	c := startCluster(t, testenv.Newest)
+	testenv.MountSecret(t, c.secrets, "a-revoked", map[string]testenv.Login{c.reg.Host: {Username: "team", Password: "canary-wrong"}})
+	got := kip(t, "run", "--once", "-o", "json")
+	r := got.report(t)
+	if got.status != exitOK || r.Present != 4 {
+		t.Fatal(got)
+	}
+	for _, img := range r.Images {
+		if img.Credential != "team-pull/"+c.reg.Host {
+			t.Errorf("%s: credential %s", img.Image, img.Credential)
+		}
+	}
+	failed := 0
+	for _, req := range c.reg.Requests() {
+		if req.Path == "/token" && req.Status == 401 {
+			failed++
+		}
+	}
+	if failed > 2 { // the OAuth2 POST and the GET that follows it
+		t.Errorf("%d failed logins for four images", failed)
+	}
+}
+
 func TestAPublicImageWithAStalePasswordIsPulledWithAWarning(t *testing.T) {
 	c := startCluster(t, testenv.Newest)
 	c.login(t, "canary-wrong")
 	got := kip(t, "pull", "-o", "json", c.refs[3])
 	r := got.report(t)
-	want := c.refs[3] + ": credential team-pull/" + c.reg.Host + ` (user "team") got 401 Unauthorized`
+	want := c.refs[3] + ": credential team-pull/" + c.reg.Host + ` (user "team", written `
 	if got.status != exitOK || r.Images[0].Credential != "anonymous" || len(r.Warnings) != 1 || !strings.HasPrefix(r.Warnings[0], want) {
 		t.Error(got)
 	}
@@ -267,10 +291,15 @@ func TestNoSecretIsInAnyOutput(t *testing.T) {
 	testenv.MountSecret(t, c.secrets, "a-wrong", map[string]testenv.Login{c.reg.Host: {Username: "team", Password: "canary-wrong"}})
 	testenv.MountFile(t, c.secrets, "b-broken", ".dockerconfigjson", []byte(`{"auths":{"r.io":{"auth":"canary-broken"},"s.io":{"password":canary-broken}`))
 	testenv.MountFile(t, c.secrets, "c-no-colon", ".dockerconfigjson", []byte(`{"auths":{"r.io":{"auth":"`+base64.StdEncoding.EncodeToString([]byte("canary-broken"))+`"}}}`))
-	// A registry that answers with what should not be repeated: a redirect to a
-	// signed address, and its login in every header.
+	// A registry that answers with what should not be repeated: redirects of
+	// manifests and blobs to signed addresses, and secrets in headers and bodies.
 	signed := httpServer(t, func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("X-Secret", "canary-registry-header")
+		if strings.HasSuffix(req.URL.Path, "/manifests/blobs") || strings.Contains(req.URL.Path, "/manifests/sha256:") {
+			w.Header().Set("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+			fmt.Fprintf(w, `{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:%064d","size":9},"layers":[]}`, 1)
+			return
+		}
 		if strings.HasPrefix(req.URL.Path, "/v2/") && req.URL.RawQuery == "" {
 			http.Redirect(w, req, "/v2/elsewhere?X-Amz-Signature=canary-registry-header", http.StatusTemporaryRedirect)
 			return
@@ -281,7 +310,7 @@ func TestNoSecretIsInAnyOutput(t *testing.T) {
 	for _, args := range [][]string{
 		{"--debug", "run", "--once"},
 		{"--log-level", "DEBUG", "--log-format", "json", "run", "--once", "-o", "json"},
-		{"--debug", "pull", c.refs[0], signed + "/x/y:1"},
+		{"--debug", "pull", c.refs[0], signed + "/x/y:1", signed + "/x/y:blobs"},
 		{"--debug", "pull", "--secrets-dir", t.TempDir(), c.refs[0]},
 		{"--debug", "run", "--once", "--gateway-host", "http://user:" + gatewayToken + "@" + strings.TrimPrefix(c.gateway.URL, "http://")},
 		{"--debug", "run", "--once", "--gateway-host", c.gateway.URL + "?token=" + gatewayToken},
