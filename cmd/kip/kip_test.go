@@ -232,8 +232,7 @@ func TestASecretIsRotatedWhileTheAgentRuns(t *testing.T) {
 		t.Errorf("with the old password: %+v", r)
 	}
 	c.login(t, "canary/pass+word")
-	for r := reports.next(t); r.Present != 1; r = reports.next(t) {
-	}
+	reports.await(t, func(r agent.Report) bool { return r.Present == 1 })
 	stop()
 	<-ended
 	failed := 0
@@ -535,7 +534,7 @@ func TestTheAgentWaitsForContainerdAndRestoresWhatGoes(t *testing.T) {
 	c := startCluster(t, testenv.Newest)
 	c.node.Kill()
 	t.Setenv("KIP_INTERVAL", "1")
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, stop := context.WithCancel(namespaces.WithNamespace(t.Context(), "k8s.io"))
 	defer stop()
 	reports := newReports()
 	var stderr lines
@@ -547,16 +546,13 @@ func TestTheAgentWaitsForContainerdAndRestoresWhatGoes(t *testing.T) {
 		t.Errorf("first cycle: %+v", r)
 	}
 	client := c.node.Client()
-	if err := client.ImageService().Delete(namespaces.WithNamespace(t.Context(), "k8s.io"), c.refs[0], images.SynchronousDelete()); err != nil {
+	if err := client.ImageService().Delete(ctx, c.refs[0], images.SynchronousDelete()); err != nil {
 		t.Fatal(err)
 	}
-	restored := func(r agent.Report) bool {
-		return slices.ContainsFunc(r.Images, func(i puller.Result) bool {
-			return i.Image == c.refs[0] && i.State == puller.Present && i.Attempts == 1
-		})
-	}
-	for !restored(reports.next(t)) {
-	}
+	reports.await(t, func(agent.Report) bool {
+		_, err := client.ImageService().Get(ctx, c.refs[0])
+		return err == nil
+	})
 	stop()
 	if status := <-ended; status != exitInterrupted {
 		t.Errorf("status %d", status)

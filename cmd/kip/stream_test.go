@@ -47,6 +47,17 @@ func (r *reports) next(t *testing.T) agent.Report {
 	}
 }
 
+// await waits for a cycle of which ok is true.
+func (r *reports) await(t *testing.T, ok func(agent.Report) bool) {
+	t.Helper()
+	for range 50 {
+		if ok(r.next(t)) {
+			return
+		}
+	}
+	t.Fatal("not after 50 cycles")
+}
+
 // lines takes the standard error of a kip that runs on.
 type lines struct {
 	mu   sync.Mutex
