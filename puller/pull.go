@@ -94,6 +94,9 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 			continue
 		}
 		reason := reasonOf(err)
+		if errors.Is(err, errRejected) {
+			continue // at most once for each credential, which is left alone now
+		}
 		// ECR answers 403, not 401, to a token that is over.
 		if (reason == Unauthorized || reason == Denied) && rotated() {
 			continue
@@ -164,6 +167,9 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 		if cause := context.Cause(leased); errors.Is(cause, errDaemonGone) {
 			err = cause
 		}
+		if r.Reject(err) {
+			err = fmt.Errorf("%w: %w", errRejected, err)
+		}
 		return err
 	}
 	for _, refused := range r.Refused() {
@@ -178,6 +184,10 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 	}
 	return p.writeRecords(leased, ref, img.Target(), config.Digest)
 }
+
+// errRejected is in the error of a pull whose credential could resolve the image
+// and may not fetch it. The next credential may.
+var errRejected = errors.New("the credential may not fetch what it could resolve")
 
 // errDaemonGone ends a pull whose daemon no longer answers.
 var errDaemonGone = fmt.Errorf("containerd no longer answers: %w", errdefs.ErrUnavailable)

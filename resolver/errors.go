@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
 
@@ -163,7 +164,7 @@ func status(err error) int {
 	switch {
 	case errors.As(err, &unexpected):
 		return unexpected.StatusCode
-	case errors.Is(err, docker.ErrInvalidAuthorization):
+	case errors.Is(err, docker.ErrInvalidAuthorization), errors.Is(err, auth.ErrNoToken):
 		return http.StatusUnauthorized
 	case errdefs.IsNotFound(err):
 		return http.StatusNotFound
@@ -175,6 +176,9 @@ func status(err error) int {
 func answer(err error) string {
 	var unexpected remoteerrors.ErrUnexpectedStatus
 	if !errors.As(err, &unexpected) {
+		if errors.Is(err, auth.ErrNoToken) {
+			return "an answer without a token from the token service"
+		}
 		if errors.Is(err, docker.ErrInvalidAuthorization) {
 			return "401 Unauthorized" + serverMessage(err)
 		}

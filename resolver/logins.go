@@ -130,6 +130,14 @@ func (l *Logins) end(k loginKey, named reference.Named, anywhere *login, refused
 	}
 }
 
+// reject notes that a login which could resolve a reference may not fetch it.
+func (l *Logins) reject(k loginKey, named reference.Named, refused Attempt) {
+	anywhere := l.get(k)
+	anywhere.held <- struct{}{}
+	defer func() { <-anywhere.held }()
+	l.fail(l.get(k.at(named.String())), &refused)
+}
+
 func (l *Logins) fail(known *login, refused *Attempt) {
 	limit := l.MaxBackOff
 	if limit == 0 {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -125,6 +126,25 @@ func (r *Resolver) Pusher(context.Context, string) (remotes.Pusher, error) {
 // SetOptions takes the client's limits on downloads.
 func (r *Resolver) SetOptions(opts ...transfer.ImageResolverOption) {
 	r.limits = opts
+}
+
+// Reject tells the resolver how a fetch failed. When the registry refused the
+// credential there, although it could resolve the name, that credential is left
+// alone for this image for a while, and Reject returns true: a new resolver with
+// the same Logins tries the next one.
+func (r *Resolver) Reject(err error) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var refused *RefusedError
+	if r.winner == nil || r.winner.credential == nil || errors.As(err, &refused) {
+		return false
+	}
+	switch status(err) {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		r.opts.Logins.reject(keyOf(reference.Domain(r.named), r.winner.credential), r.named, newAttempt(r.winner, err))
+		return true
+	}
+	return false
 }
 
 // Close gives up the connections of the attempt.

@@ -232,6 +232,56 @@ func TestASetSendsAWrongPasswordOnce(t *testing.T) {
 	}
 }
 
+func TestACredentialThatMayNotFetchGivesWayToTheNext(t *testing.T) {
+	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+		switch user, _, _ := req.BasicAuth(); {
+		case user == "":
+			return refuse(401, `Basic realm="r"`)
+		case user == "alice" && strings.Contains(req.URL.Path, "/blobs/"):
+			return refuse(403, "")
+		}
+		return found(req)
+	})
+	logins := &resolver.Logins{}
+	k := keyring{credential("a", "alice", "1"), credential("b", "bob", "2")}
+	r, ref := newResolver(t, reg.Host(), k, resolver.Options{Logins: logins})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil || r.Credential() != "a/reg" {
+		t.Fatalf("credential %s, error %v", r.Credential(), err)
+	}
+	_, err := fetch(t.Context(), r, ref, layerDesc)
+	if err == nil || !r.Reject(err) {
+		t.Fatalf("error %v is not taken for a refusal", err)
+	}
+	if r.Reject(errors.New("something else")) {
+		t.Error("any error is taken for a refusal")
+	}
+	r, ref = newResolver(t, reg.Host(), k, resolver.Options{Logins: logins})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil || r.Credential() != "b/reg" {
+		t.Fatalf("credential %s, error %v", r.Credential(), err)
+	}
+	if _, err := fetch(t.Context(), r, ref, layerDesc); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestATokenServiceWithoutATokenIsARefusal(t *testing.T) {
+	reg := testenv.StartFake(t, withHost(func(host string, req *http.Request) testenv.Answer {
+		if user, _, ok := req.BasicAuth(); ok && user == "bob" {
+			return found(req)
+		}
+		if req.URL.Path == "/token" {
+			return testenv.Answer{Status: 200, Body: `{}`}
+		}
+		return testenv.Answer{Status: 401, Header: map[string]string{"WWW-Authenticate": `Bearer realm="http://` + host + `/token",service="s"`}}
+	}))
+	r, ref := newResolver(t, reg.Host(), keyring{credential("a", "alice", "1")}, resolver.Options{})
+	_, _, err := r.Resolve(t.Context(), ref)
+	var refused *resolver.RefusedError
+	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "an answer without a token") || len(refused.Attempts) != 2 {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestTheWinnerComesFirstNextTime(t *testing.T) {
 	challenge := refuse(401, `Basic realm="r"`)
 	reg := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
