@@ -146,7 +146,7 @@ func (l *loader) loadFile(source, path string, file content) {
 	}
 	entries, problems := file.form.parse(file.data)
 	if !file.form.kubelet && len(entries) > 0 {
-		entries, problems = noted(entries, noteForm), append(problems, Problem{Message: noteForm})
+		entries, problems = noted(entries, noteForm), append(problems, Problem{Message: warnForm})
 	}
 	for i := range entries {
 		c := &entries[i].credential
@@ -231,7 +231,7 @@ func (l *loader) add(source, path, registry string, file content, c Credential) 
 		return
 	}
 	l.entries = append(l.entries, e)
-	l.problems = append(l.problems, Problem{Source: source, File: path, Message: noteForm})
+	l.problems = append(l.problems, Problem{Source: source, File: path, Message: warnForm})
 }
 
 // basicAuth are the keys of a kubernetes.io/basic-auth secret.

@@ -29,8 +29,11 @@ var forms = [...]form{
 	{"*.json", parseJSON, false}, // config.json, auth.json
 }
 
-// noteForm is the warning about a file that pods cannot use.
-const noteForm = "is used here, but not by pods: the kubelet reads .dockerconfigjson and .dockercfg only"
+// noteForm says why pods cannot use a file of another form.
+const noteForm = "the kubelet reads .dockerconfigjson and .dockercfg only"
+
+// warnForm is the warning about such a file.
+const warnForm = "is used here, but not by pods: " + noteForm
 
 // dockerConfigJSON are the fields that the kubelet decodes (credentialprovider.DockerConfigJSON), the second one without
 // a use for it, so that a wrong type there is seen.
