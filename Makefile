@@ -31,5 +31,5 @@ demo-stop: ## end what make demo KEEP=1 left up
 bench: ## kip against crictl, by turns
 	go run ./internal/testenv/bench
 
-clean: ## remove all that was made
+clean: demo-stop ## remove all that was made
 	rm -rf .cache

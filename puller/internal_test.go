@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
@@ -58,6 +60,22 @@ func TestAWaitForAKeyEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// headerTimeout is net/http's own error for a server that says nothing.
+func headerTimeout(t *testing.T) error {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c := http.Client{Transport: &http.Transport{ResponseHeaderTimeout: time.Millisecond}}
+	_, err = c.Get("http://" + l.Addr().String())
+	if err == nil {
+		t.Fatal("no error")
+	}
+	return fmt.Errorf("failed to do request: %w", err)
+}
+
 func TestEachErrorHasItsReason(t *testing.T) {
 	status := func(code int) error {
 		return fmt.Errorf("pulling: %w", remoteerrors.ErrUnexpectedStatus{StatusCode: code, Status: fmt.Sprint(code)})
@@ -76,7 +94,15 @@ func TestEachErrorHasItsReason(t *testing.T) {
 		{refused(401), Unauthorized},
 		{refused(403, 404), Denied},
 		{refused(404), NotFound},
-		{refused(404, 401), Unauthorized},
+		{refused(404, 401), NotFound},
+		{refused(401, 404), NotFound},
+		{refused(401, 403), Denied},
+		{fmt.Errorf("failed to extract layer sha256:a: gzip: unexpected EOF: %w", io.ErrUnexpectedEOF), BadLayer},
+		{errors.New("failed to extract layer sha256:a: write /x: no space left on device"), NoSpace},
+		{fmt.Errorf("failed to extract layer sha256:a: %w", context.Canceled), Cancelled},
+		{headerTimeout(t), NetworkError},
+		{errors.New("unable to fetch descriptor () which reports content size of zero: invalid argument"), NotAnImage},
+		{errors.New("number of layers and diffIDs don't match: 1 != 2"), BadLayer},
 		{status(429), RateLimited},
 		{status(500), RegistryUnavailable},
 		{status(503), RegistryUnavailable},

@@ -24,7 +24,12 @@ import (
 func (p *Puller) Pull(ctx context.Context, ref Reference, keyring resolver.Keyring) Result {
 	began := time.Now()
 	res := Result{Ref: ref.String(), State: Failed, Action: None, Names: []string{}}
-	err := p.pull(p.context(ctx), ref, keyring, &res)
+	ctx, stopWatch := p.watchDaemon(p.context(ctx))
+	defer stopWatch()
+	err := p.pull(ctx, ref, keyring, &res)
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errDaemonGone) {
+		err = cause
+	}
 	if err != nil {
 		res.Reason, res.Message = reasonOf(err), message(err)
 	}
@@ -148,8 +153,6 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 	if err != nil {
 		return err
 	}
-	leased, stopWatch := p.watchDaemon(leased)
-	defer stopWatch()
 	r := resolver.New(ref.named, known, keyring, p.opts.Registry)
 	defer func() {
 		r.Close()
@@ -164,9 +167,6 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 	}()
 	img, err := p.client.Pull(leased, ref.String(), p.remoteOpts(r, labels)...)
 	if err != nil {
-		if cause := context.Cause(leased); errors.Is(cause, errDaemonGone) {
-			err = cause
-		}
 		if r.Reject(err) {
 			err = fmt.Errorf("%w: %w", errRejected, err)
 		}
@@ -196,19 +196,26 @@ var errDaemonGone = fmt.Errorf("containerd no longer answers: %w", errdefs.ErrUn
 // that it has to answer.
 const watchEvery = 5 * time.Second
 
-// watchDaemon returns a context that ends when the daemon no longer answers: the
-// client waits without a limit for a content writer of a daemon that is gone. The
+// maxMissed is how many looks in a row a daemon may miss, as in a restart.
+const maxMissed = 2
+
+// watchDaemon returns a context that ends when the daemon no longer answers. No
+// call to it has a limit of its own, and for the content writer of a daemon that is
+// gone the client tries for ever. The
 // function that is returned ends the watch.
 func (p *Puller) watchDaemon(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for sleep(ctx, watchEvery) == nil {
+		for missed := 0; sleep(ctx, watchEvery) == nil; {
 			asked, done := context.WithTimeout(ctx, watchEvery)
 			_, err := p.client.Version(asked)
 			done()
-			if err != nil && ctx.Err() == nil {
+			if missed++; err == nil {
+				missed = 0
+			}
+			if missed == maxMissed {
 				cancel(errDaemonGone)
 			}
 		}

@@ -59,7 +59,7 @@ func (r Reason) passing() bool {
 
 // resumable tells whether what was fetched before is of use to a later pull.
 func (r Reason) resumable() bool {
-	return r.passing() && r != DigestMismatch || r == Cancelled || r == DeadlineExceeded
+	return r.passing() && r != DigestMismatch && r != Internal || r == Cancelled || r == DeadlineExceeded
 }
 
 // reasonOf finds the reason behind an error of a pull. Types decide where there
@@ -74,19 +74,21 @@ func reasonOf(err error) Reason {
 	if errdefs.IsUnavailable(err) {
 		return DaemonUnavailable
 	}
-	if r := reasonOfNetwork(err); r != "" {
-		return r
-	}
 	text := err.Error()
-	switch {
+	isLayer := strings.Contains(text, "failed to extract layer") && !errors.Is(err, context.Canceled)
+	switch r := reasonOfNetwork(err); {
 	case strings.Contains(text, "no space left on device"):
 		return NoSpace
+	case isLayer, strings.Contains(text, "wrong diff id"), strings.Contains(text, "number of layers and diffIDs"):
+		return BadLayer
+	case r != "":
+		return r
+	case strings.Contains(text, "reports content size of zero"):
+		return NotAnImage
 	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "unexpected commit size"):
 		return DigestMismatch
 	case strings.Contains(text, "no match for platform"):
 		return NoMatchingPlatform
-	case strings.Contains(text, "failed to extract layer"), strings.Contains(text, "wrong diff id"):
-		return BadLayer
 	case errdefs.IsNotFound(err):
 		return NotFound
 	}
@@ -152,7 +154,7 @@ func reasonOfNetwork(err error) Reason {
 // isTransport tells a time limit of the network from one of kip's own.
 func isTransport(err error) bool {
 	var op *net.OpError
-	return errors.As(err, &op)
+	return errors.As(err, &op) || strings.Contains(err.Error(), "timeout awaiting response headers")
 }
 
 // message is what a person reads of an error: one line without secrets. What a

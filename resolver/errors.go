@@ -66,15 +66,21 @@ func (e *RefusedError) Error() string {
 	return b.String()
 }
 
-// Status is the HTTP status that says most of all attempts: 401 before 403
-// before 404, since registries hide what exists from those they do not know.
+// Status is the HTTP status that says most of all attempts. A login that was
+// accepted and then got 403 or 404 says more than one that was not, and what
+// nobody's request got says nothing where there was a login.
 func (e *RefusedError) Status() int {
 	best := e.Attempts[0].Status
-	for _, a := range e.Attempts {
-		best = min(best, a.Status)
+	for _, a := range e.Attempts[1:] {
+		if a.Credential != Anonymous && weight[a.Status] > weight[best] {
+			best = a.Status
+		}
 	}
 	return best
 }
+
+// weight orders the statuses of refusals.
+var weight = map[int]int{http.StatusUnauthorized: 1, http.StatusNotFound: 2, http.StatusForbidden: 3}
 
 // String returns the attempt in words.
 func (a Attempt) String() string {
@@ -216,8 +222,12 @@ func detail(body []byte) string {
 	return fmt.Sprintf(" (%s: %s)", doc.Errors[0].Code, doc.Errors[0].Message)
 }
 
-// urls finds URLs in a text, up to the end of what may stand in one.
-var urls = regexp.MustCompile(`(?i)\bhttps?:(?://|%2f%2f)[^\s"'<>\\]+`)
+var (
+	// urls finds URLs in a text, up to the end of what may stand in one.
+	urls = regexp.MustCompile(`(?i)\b[a-z][a-z0-9+.-]*:(?://|%2f%2f)[^\s"'<>\\]+`)
+	// queries finds those of paths alone, as in a relative redirect.
+	queries = regexp.MustCompile(`(/[^\s"'<>\\?]*)\?[^\s"'<>\\]+`)
+)
 
 // maxText bounds what a registry can put into a message.
 const maxText = 2000
@@ -246,6 +256,7 @@ func Sanitize(text string) string {
 		}
 		return scheme + "//" + host + path
 	})
+	text = queries.ReplaceAllString(text, "$1")
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + "..."
 	}

@@ -221,6 +221,10 @@ func (r *Resolver) login(ctx context.Context, named reference.Named) (*session, 
 	}
 	r.tried = nil
 	for _, cred := range r.candidates(ctx) {
+		// Without a login there is no more to see than with one that was accepted.
+		if cred == nil && slices.ContainsFunc(r.tried, func(a Attempt) bool { return a.Status == http.StatusNotFound }) {
+			continue
+		}
 		s, desc, err := r.try(ctx, named, cred)
 		if err != nil {
 			return nil, desc, err

@@ -120,6 +120,7 @@ func TestCredentialsAreTriedInTurn(t *testing.T) {
 		{"401, then the second", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": challenge}, resolver.Options{}, "b/reg", 1, false},
 		{"403, then the second", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": refuse(403, "")}, resolver.Options{}, "b/reg", 1, false},
 		{"404, then the second", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": refuse(404, "")}, resolver.Options{}, "b/reg", 1, false},
+		{"404 for an accepted login, then not anonymously", keyring{alice}, map[string]testenv.Answer{"": challenge, "alice": refuse(404, "")}, resolver.Options{}, "a/reg", 1, true},
 		{"a rate limit is no reason for another login", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": refuse(429, "")}, resolver.Options{}, "a/reg", 1, true},
 		{"nor is a failing server", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": refuse(502, "")}, resolver.Options{}, "a/reg", 1, true},
 		{"all refused, the last one tried is named", keyring{alice, bob}, map[string]testenv.Answer{"": challenge, "alice": challenge, "bob": challenge}, resolver.Options{}, "b/reg", 3, true},
@@ -454,7 +455,7 @@ func TestARefusalSaysWhoAskedAndWhatWasAnswered(t *testing.T) {
 	r, ref := newResolver(t, reg.Host(), keyring{credential("team", "u", "p")}, resolver.Options{})
 	_, _, err := r.Resolve(t.Context(), ref)
 	var refused *resolver.RefusedError
-	if !errors.As(err, &refused) || refused.Status() != 401 {
+	if !errors.As(err, &refused) || refused.Status() != 403 { // what the login got
 		t.Fatalf("error %v", err)
 	}
 	want := fmt.Sprintf("registry %[1]s refused repository x/y: credential team/reg (user \"u\") got 403 Forbidden from http://%[1]s/v2/x/y/manifests/1 "+
@@ -750,6 +751,8 @@ func TestSanitizeTakesSecretsOutOfAText(t *testing.T) {
 		{"a signed query", `Get "https://s3.example.com/b?X-Amz-Signature=canary&x=1": EOF`, `Get "https://s3.example.com/b": EOF`},
 		{"a user and a password", "proxy http://user:canary@proxy:3128/x failed", "proxy http://proxy:3128/x failed"},
 		{"a password with a slash and an @", "http://user:can@ary@proxy/", "http://proxy/"},
+		{"a relative address", `Get "/blob?X-Amz-Signature=canary": stopped`, `Get "/blob": stopped`},
+		{"another scheme", `Get "ftp://x:canary@h/x?sig=canary": no`, `Get "ftp://h/x": no`},
 		{"lines", "one\ntwo\x1b[31m\x00", "one two [31m"},
 		{"no URL at all", "plain text? yes", "plain text? yes"},
 		{"upper case", "HTTPS://h/p?sig=canary", "HTTPS://h/p"},

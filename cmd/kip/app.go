@@ -63,9 +63,9 @@ func checkArgs(c *cli.Context) error {
 	return nil
 }
 
-// dropEmptyVariables removes variables that are set to nothing, so that they
-// count as not set. An empty KIP_IMAGES is an empty list.
-func dropEmptyVariables(app *cli.App) {
+// cleanVariables trims variables and removes those that are set to nothing, so
+// that they count as not set. An empty KIP_IMAGES is an empty list.
+func cleanVariables(app *cli.App) {
 	flags := slices.Clone(app.Flags)
 	for _, c := range app.Commands {
 		flags = append(flags, c.Flags...)
@@ -76,8 +76,13 @@ func dropEmptyVariables(app *cli.App) {
 			continue
 		}
 		for _, name := range doc.GetEnvVars() {
-			if os.Getenv(name) == "" && name != imagesVariable {
+			value, ok := os.LookupEnv(name)
+			switch trimmed := strings.TrimSpace(value); {
+			case !ok || name == imagesVariable:
+			case trimmed == "":
 				os.Unsetenv(name)
+			case trimmed != value: // the old KIP's Python took numbers so
+				os.Setenv(name, trimmed)
 			}
 		}
 	}

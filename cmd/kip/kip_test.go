@@ -365,6 +365,15 @@ func TestBadInputIsOneClearLine(t *testing.T) {
 			t.Setenv("KIP_CRI_ENDPOINT", "unix://"+c.node.Address)
 			t.Setenv("KIP_NUM_RETRIES", "")
 		}, once, exitOK, "1 present, 0 failed"},
+		{"numbers with spaces", func(t *testing.T) {
+			t.Setenv("KIP_NUM_PULLERS", " 2 ")
+			t.Setenv("KIP_INTERVAL", " 300 ")
+			t.Setenv("KIP_VALIDATE_CERT", " true ")
+			t.Setenv("KIP_IMAGE_FETCHER", "CombinedImagesFetcher")
+			t.Setenv("KIP_INTERNAL_FETCHERS", "KernelSpecsFetcher, KernelSpecsFetcher,")
+		}, once, exitOK, "1 present, 0 failed"},
+		{"a default registry with a scheme", env("KIP_DEFAULT_CONTAINER_REGISTRY", "https://reg.example/"), once, exitUsage, "without a scheme"},
+		{"a tag that is not there", env("KIP_IMAGES", c.refs[0]+"-typo"), []string{"run", "--once", "--image-fetcher", "StaticListFetcher"}, exitFailed, "-typo: NotFound: "},
 		{"no socket", env("CONTAINERD_ADDRESS", "/nowhere/containerd.sock"), once, exitUnreachable, "containerd cannot be reached at /nowhere/containerd.sock: dial unix /nowhere/containerd.sock: connect: no such file or directory"},
 		{"a socket that nobody serves", env("CONTAINERD_ADDRESS", "/etc/passwd"), once, exitUnreachable, "containerd cannot be reached at /etc/passwd: dial unix /etc/passwd: connect: connection refused"},
 		{"a docker endpoint", env("CONTAINERD_ADDRESS", "unix:///var/run/docker.sock"), once, exitUsage, "kip works with containerd only"},
@@ -569,6 +578,18 @@ func TestADaemonLostInMidRunIsAFailure(t *testing.T) {
 	got := kip(t, "pull", "-o", "json", silent+"/x/y:1", c.refs[0])
 	r := got.report(t)
 	if got.status != exitFailed || r.Failed == 0 || r.Images[0].Reason != puller.DaemonUnavailable {
+		t.Error(got)
+	}
+}
+
+func TestADaemonThatHangsIsAFailure(t *testing.T) {
+	c := startCluster(t, testenv.Newest)
+	hung := httpServer(t, func(_ http.ResponseWriter, req *http.Request) {
+		c.node.Pause()
+		<-req.Context().Done()
+	})
+	got := kip(t, "pull", "-o", "json", "--num-pullers", "1", hung+"/x/y:1", c.refs[0])
+	if r := got.report(t); got.status != exitFailed || r.Images[0].Reason != puller.DaemonUnavailable || r.Images[1].Reason != puller.DaemonUnavailable {
 		t.Error(got)
 	}
 }

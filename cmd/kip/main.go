@@ -21,7 +21,7 @@ func main() {
 // run is kip: it returns the exit status. A signal ends ctx.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	app := newApp(stdout, stderr)
-	dropEmptyVariables(app)
+	cleanVariables(app)
 	err := app.RunContext(ctx, args)
 	status := exitStatus(ctx, err)
 	if status == exitInterrupted {

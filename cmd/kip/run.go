@@ -97,6 +97,10 @@ func newAgent(c *cli.Context) (*agent.Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	registry := strings.Trim(c.String("default-container-registry"), "/ ")
+	if strings.Contains(registry, "://") {
+		return nil, fmt.Errorf("--default-container-registry (KIP_DEFAULT_CONTAINER_REGISTRY) is %q: it must be a registry as in image names, without a scheme", registry)
+	}
 	sources, err := imageSources(c)
 	if err != nil {
 		return nil, err
@@ -107,7 +111,7 @@ func newAgent(c *cli.Context) (*agent.Agent, error) {
 	}
 	return agent.New(agent.Config{
 		Sources: sources, Secrets: pullSecrets, Interval: interval, Connect: connect,
-		DefaultRegistry: strings.Trim(c.String("default-container-registry"), "/ "),
+		DefaultRegistry: registry,
 	}), nil
 }
 
@@ -117,7 +121,9 @@ func imageSources(c *cli.Context) ([]source.Source, error) {
 	switch fetcher := c.String("image-fetcher"); {
 	case fetcher == combined:
 		for name := range strings.SplitSeq(c.String("internal-fetchers"), ",") {
-			names = append(names, strings.TrimSpace(name))
+			if name = strings.TrimSpace(name); name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
 		}
 	case fetcher != "":
 		names = []string{fetcher}

@@ -146,6 +146,9 @@ func (c *Containerd) Start() {
 // Kill ends the daemon with SIGKILL, and with it all that it started.
 func (c *Containerd) Kill() { c.proc.kill() }
 
+// Pause stops the daemon's process without ending it: it answers nothing.
+func (c *Containerd) Pause() { c.proc.cmd.Process.Signal(syscall.SIGSTOP) }
+
 // Close ends the daemon and removes its folder, before the end of the test.
 func (c *Containerd) Close() {
 	c.Kill()

@@ -177,6 +177,9 @@ func stayBehind(t testenv.T) {
 		t.Fatalf("starting the demo: %v", err)
 	}
 	in.Close()
+	if err := os.WriteFile(pidFile(t), []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
+		t.Fatalf("noting the demo's process: %v", err)
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	io.Copy(os.Stdout, out)
@@ -184,9 +187,6 @@ func stayBehind(t testenv.T) {
 	case err := <-ended:
 		t.Fatalf("the demo has ended: %v", err)
 	case <-time.After(time.Second): // a process that ends closes its output a moment before
-	}
-	if err := os.WriteFile(pidFile(t), []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
-		t.Fatalf("noting the demo's process: %v", err)
 	}
 }
 
