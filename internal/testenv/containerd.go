@@ -70,6 +70,7 @@ func StartContainerd(t T, config Config) *Containerd {
 	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(c.file()), 0o644); err != nil {
 		t.Fatalf("configuring containerd: %v", err)
 	}
+	cleanup(t, removeCgroups) // after the daemon's end, which is that of its containers
 	c.Start()
 	return c
 }

@@ -149,8 +149,5 @@ func (c *Containerd) removePod(id string) {
 	if err != nil {
 		c.t.Logf("removing the pod: %v", err)
 	}
-	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroupParent())
-	for _, g := range groups {
-		removeCgroup(g)
-	}
+	removeCgroups()
 }

@@ -114,6 +114,14 @@ const cgroupPrefix = "kip-testenv-"
 // cgroupParent is the control group that holds the containers of this process.
 func cgroupParent() string { return cgroupPrefix + strconv.Itoa(os.Getpid()) }
 
+// removeCgroups removes what is empty of this process's control groups.
+func removeCgroups() {
+	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroupParent())
+	for _, g := range groups {
+		removeCgroup(g)
+	}
+}
+
 // removeCgroup removes an empty control group and those below it. Only folders
 // can be removed there, the files in them are the kernel's.
 func removeCgroup(dir string) {
