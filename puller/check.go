@@ -54,7 +54,7 @@ func (p *Puller) Check(ctx context.Context, ref Reference) (Presence, error) {
 	if err := p.checkContent(ctx, &have); err != nil {
 		return have, err
 	}
-	return have, p.checkRecords(ctx, ref, &have)
+	return have, p.checkRecords(ctx, ref, img, &have)
 }
 
 // checkContent looks for manifest, configuration and snapshot.
@@ -110,14 +110,18 @@ func readConfig(ctx context.Context, store content.Provider, desc ocispec.Descri
 	return config, json.Unmarshal(b, &config)
 }
 
-// checkRecords looks for the records of the reference. Without a configuration
-// the name of one of them is not known, and the image is to be healed anyway.
-func (p *Puller) checkRecords(ctx context.Context, ref Reference, have *Presence) error {
+// checkRecords looks for the records of the reference; own is the one of its name.
+// Without a configuration the name of one of them is not known, and the image is to
+// be healed anyway.
+func (p *Puller) checkRecords(ctx context.Context, ref Reference, own images.Image, have *Presence) error {
 	if have.ID == "" {
 		return nil
 	}
 	for _, name := range ref.names(have.Target.Digest, have.ID) {
-		img, err := p.client.ImageService().Get(ctx, name)
+		img, err := own, error(nil)
+		if name != own.Name {
+			img, err = p.client.ImageService().Get(ctx, name)
+		}
 		if errdefs.IsNotFound(err) {
 			have.Missing = append(have.Missing, "record "+name)
 			continue

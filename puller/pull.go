@@ -5,15 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"example.com/kip/internal/backoff"
 	"example.com/kip/resolver"
 	"example.com/kip/secrets"
 )
@@ -85,7 +84,7 @@ func (p *Puller) confirm(ctx context.Context, ref Reference, before Presence, re
 // tryAll pulls until it succeeds, the number of pulls is used up or the reason
 // is one that does not pass.
 func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descriptor, keyring resolver.Keyring, res *Result) error {
-	wait := p.opts.BackOff
+	wait := backoff.BackOff{Wait: p.opts.BackOff, Max: maxBackOff}
 	lost := 0
 	rotated := watchRotation(keyring)
 	for {
@@ -98,10 +97,10 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 			lost++
 			continue
 		}
-		reason := reasonOf(err)
 		if errors.Is(err, errRejected) {
 			continue // at most once for each credential, which is left alone now
 		}
+		reason := reasonOf(err)
 		// ECR answers 403, not 401, to a token that is over.
 		if (reason == Unauthorized || reason == Denied) && rotated() {
 			continue
@@ -113,13 +112,12 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 		if !reason.passing() || res.Attempts >= p.opts.Retries {
 			return err
 		}
-		pause := wait + rand.N(wait/4)
+		pause := wait.Next()
 		slog.Warn("pull failed, trying again", "image", res.Ref, "reason", reason, "attempt", res.Attempts,
 			"wait", pause.Round(time.Millisecond), "message", message(err))
-		if err := sleep(ctx, pause); err != nil {
+		if err := backoff.Sleep(ctx, pause); err != nil {
 			return err
 		}
-		wait = min(2*wait, maxBackOff)
 	}
 }
 
@@ -188,52 +186,6 @@ func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Desc
 // errRejected is in the error of a pull whose credential could resolve the image
 // and may not fetch it. The next credential may.
 var errRejected = errors.New("the credential may not fetch what it could resolve")
-
-// errDaemonGone ends a pull whose daemon no longer answers.
-var errDaemonGone = fmt.Errorf("containerd no longer answers: %w", errdefs.ErrUnavailable)
-
-// watchEvery is the time between two looks at the daemon in a pull, and the time
-// that it has to answer.
-const watchEvery = 5 * time.Second
-
-// maxMissed is how many looks in a row a daemon may miss, as in a restart.
-const maxMissed = 2
-
-// watchDaemon returns a context that ends when the daemon no longer answers. No
-// call to it has a limit of its own, and for the content writer of a daemon that is
-// gone the client tries for ever. The
-// function that is returned ends the watch.
-func (p *Puller) watchDaemon(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for missed := 0; sleep(ctx, watchEvery) == nil; {
-			asked, done := context.WithTimeout(ctx, watchEvery)
-			_, err := p.client.Version(asked)
-			done()
-			if missed++; err == nil {
-				missed = 0
-			}
-			if missed == maxMissed {
-				cancel(errDaemonGone)
-			}
-		}
-	}()
-	return ctx, func() {
-		cancel(nil)
-		<-ended
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
 
 func (p *Puller) remoteOpts(r *resolver.Resolver, labels map[string]string) []containerd.RemoteOpt {
 	opts := []containerd.RemoteOpt{

@@ -347,13 +347,7 @@ func TestAWrongPasswordIsNamed(t *testing.T) {
 	if res.Credential != "team/"+n.reg.Host {
 		t.Errorf("credential %q", res.Credential)
 	}
-	logins := 0
-	for _, r := range n.reg.Requests() {
-		if r.Path == "/token" && r.Status == 401 {
-			logins++
-		}
-	}
-	if logins > 2 { // the OAuth2 POST and the GET that follows it
+	if logins := n.reg.FailedLogins(); logins > 2 { // the OAuth2 POST and the GET that follows it
 		t.Errorf("%d failed logins", logins)
 	}
 	n.noLeases()

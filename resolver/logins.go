@@ -152,7 +152,7 @@ func (l *Logins) fail(known *login, refused *Attempt) {
 func (l *Logins) wonAt(repository string, k loginKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.winners[repository] == k && k.registry != ""
+	return l.winners[repository] == k
 }
 
 func (l *Logins) now() time.Time {

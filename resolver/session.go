@@ -50,7 +50,7 @@ func newSession(ctx context.Context, named reference.Named, cred *secrets.Creden
 		UpdateClient:   func(c *http.Client) error { s.guard(c, opts.StallTimeout); return nil },
 		AuthorizerOpts: []docker.AuthorizerOpt{docker.WithAuthHeader(headers)},
 	})
-	r := docker.NewResolver(docker.ResolverOptions{Hosts: s.remember(hosts), Headers: headers})
+	r := docker.NewResolver(docker.ResolverOptions{Hosts: s.remember(reference.Domain(named), hosts), Headers: headers})
 	s.resolver = r.(remotes.ResolverWithOptions)
 	return s
 }
@@ -122,27 +122,16 @@ func hostDir(roots []string) func(host string) (string, error) {
 	}
 }
 
-// remember makes the hosts of a registry once. The docker resolver asks for them
-// anew to resolve and to fetch, and with new hosts the token would be fetched
-// anew too.
-func (s *session) remember(hosts docker.RegistryHosts) docker.RegistryHosts {
-	type answer struct {
-		hosts []docker.RegistryHost
-		err   error
-	}
-	var mu sync.Mutex
-	known := map[string]answer{}
-	return func(host string) ([]docker.RegistryHost, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		a, ok := known[host]
-		if !ok {
-			a.hosts, a.err = hosts(host)
-			s.guardHosts(a.hosts)
-			known[host] = a
-		}
-		return a.hosts, a.err
-	}
+// remember makes the hosts of the session's registry once. The docker resolver
+// asks for them anew to resolve and to fetch, and with new hosts the token would be
+// fetched anew too.
+func (s *session) remember(registry string, hosts docker.RegistryHosts) docker.RegistryHosts {
+	made := sync.OnceValues(func() ([]docker.RegistryHost, error) {
+		list, err := hosts(registry)
+		s.guardHosts(list)
+		return list, err
+	})
+	return func(string) ([]docker.RegistryHost, error) { return made() }
 }
 
 // guardHosts puts kip's guards on the hosts of a registry.

@@ -353,8 +353,8 @@ func readSecret(folder string) (secretFiles, error) {
 	return files, nil
 }
 
-// readFile reads a regular file of bounded size, with the time it was written, and waits for nothing: a fifo is not opened, and if one takes the file's
-// place after the look at it, it opens without a writer and is refused then.
+// readFile reads a regular file of bounded size, with the time it was written, and waits for nothing: a fifo is not
+// opened, and if one takes the file's place after the look at it, it opens without a writer and is refused then.
 func readFile(path string) ([]byte, time.Time, error) {
 	var never time.Time
 	info, err := os.Stat(path)

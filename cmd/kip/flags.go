@@ -111,6 +111,9 @@ func pullOptions(c *cli.Context) (puller.Options, error) {
 			UserAgent:               userAgent(),
 		},
 	}
+	if err := oneOf(c, "output", "text", "json"); err != nil {
+		return opts, err
+	}
 	if c.IsSet("num-pullers") && opts.Pullers < 1 {
 		return opts, fmt.Errorf("--num-pullers (KIP_NUM_PULLERS) is %d: it must be 1 or more", opts.Pullers)
 	}
@@ -176,7 +179,7 @@ func withTimeout(c *cli.Context) (context.Context, context.CancelFunc) {
 	return context.WithCancel(c.Context)
 }
 
-// oneOf checks a flag whose values are words, whatever their case in words.
+// oneOf checks a flag whose values are words.
 func oneOf(c *cli.Context, name string, words ...string) error {
 	if v := c.String(name); !slices.Contains(words, v) {
 		return fmt.Errorf("--%s is %q: it must be one of %s", name, v, strings.Join(words, ", "))

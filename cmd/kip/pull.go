@@ -27,9 +27,6 @@ func pullImages(c *cli.Context) error {
 	if !c.Args().Present() {
 		return errors.New("kip pull needs an image reference")
 	}
-	if err := oneOf(c, "output", "text", "json"); err != nil {
-		return err
-	}
 	opts, err := pullOptions(c)
 	if err != nil {
 		return err
@@ -39,7 +36,7 @@ func pullImages(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	pullSecrets, err := pullSecrets(c)
+	store, err := pullSecrets(c)
 	if err != nil {
 		return err
 	}
@@ -47,6 +44,6 @@ func pullImages(c *cli.Context) error {
 	defer cancel()
 	return once(ctx, c, agent.New(agent.Config{
 		Sources: []source.Source{source.NewList("cli", c.Args().Slice())},
-		Secrets: pullSecrets, Connect: connect,
+		Secrets: store, Connect: connect,
 	}))
 }

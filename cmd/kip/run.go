@@ -56,9 +56,6 @@ func runAgent(c *cli.Context) error {
 	if c.Args().Present() {
 		return fmt.Errorf("kip run takes no argument, but got %q", c.Args().First())
 	}
-	if err := oneOf(c, "output", "text", "json"); err != nil {
-		return err
-	}
 	a, err := newAgent(c)
 	if err != nil {
 		return err
@@ -105,12 +102,12 @@ func newAgent(c *cli.Context) (*agent.Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	pullSecrets, err := pullSecrets(c)
+	store, err := pullSecrets(c)
 	if err != nil {
 		return nil, err
 	}
 	return agent.New(agent.Config{
-		Sources: sources, Secrets: pullSecrets, Interval: interval, Connect: connect,
+		Sources: sources, Secrets: store, Interval: interval, Connect: connect,
 		DefaultRegistry: registry,
 	}), nil
 }

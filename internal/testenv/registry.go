@@ -201,6 +201,17 @@ func (r *Registry) Requests() []Request {
 	return seen
 }
 
+// FailedLogins counts the logins that the token service has refused.
+func (r *Registry) FailedLogins() int {
+	n := 0
+	for _, req := range r.token.requests() {
+		if req.Status == http.StatusUnauthorized {
+			n++
+		}
+	}
+	return n
+}
+
 // Grants returns the tokens that were given out for repositories since the last
 // Forget.
 func (r *Registry) Grants() []Grant {

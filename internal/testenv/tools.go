@@ -34,12 +34,9 @@ var (
 )
 
 // Tool returns the path of one of the rig's pinned programs (ctr, crictl,
-// registry, containerd, runc), building or fetching it if needed.
+// registry, containerd), building it if needed.
 func Tool(t T, name string) string {
 	t.Helper()
-	if name == "runc" {
-		return filepath.Join(runc(t), name)
-	}
 	return filepath.Join(tools.build(t), name)
 }
 

@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
+	"example.com/kip/internal/backoff"
 	"example.com/kip/puller"
 	"example.com/kip/puller/source"
 	"example.com/kip/secrets"
@@ -92,7 +92,7 @@ func (a *Agent) Run(ctx context.Context, done func(Report) error) error {
 }
 
 func (a *Agent) connect(ctx context.Context) (*puller.Puller, error) {
-	wait := firstConnectWait
+	wait := backoff.BackOff{Wait: firstConnectWait, Max: maxConnectWait}
 	for {
 		p, err := a.config.Connect(ctx)
 		if err == nil {
@@ -102,19 +102,9 @@ func (a *Agent) connect(ctx context.Context) (*puller.Puller, error) {
 			return nil, err
 		}
 		a.once(slog.LevelWarn, "containerd", "waiting for containerd: "+err.Error())
-		if err := sleep(ctx, wait+rand.N(wait/4)); err != nil {
+		if err := backoff.Sleep(ctx, wait.Next()); err != nil {
 			return nil, err
 		}
-		wait = min(2*wait, maxConnectWait)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
