@@ -3,9 +3,10 @@ package puller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
@@ -16,8 +17,9 @@ import (
 )
 
 // Presence is what of an image is at the daemon. An image is present when nothing
-// is missing: its manifest and configuration can be read, its snapshot is there,
-// and so are the records that CRI writes.
+// is missing: its manifest and configuration can be read, its snapshot is there in
+// each snapshotter in use, and so are the records that CRI writes. The blobs of its
+// layers are of no concern: daemons may forget those that are unpacked.
 type Presence struct {
 	// Target is what the reference stands for, nil where no record says so.
 	Target *ocispec.Descriptor
@@ -31,12 +33,10 @@ type Presence struct {
 	// garbage collection.
 	Pinned bool
 
-	content bool // manifest, configuration and snapshot are there
+	chain   digest.Digest // of the snapshot, empty without layers
+	content bool          // manifest, configuration and snapshots are there
+	broken  digest.Digest // a blob that is there and cannot be read
 }
-
-// maxConfig bounds an image's configuration. The largest in the field have some
-// hundred kilobytes.
-const maxConfig = 8 << 20
 
 // Check reports what of an image is at the daemon. It asks no registry.
 func (p *Puller) Check(ctx context.Context, ref Reference) (Presence, error) {
@@ -57,57 +57,81 @@ func (p *Puller) Check(ctx context.Context, ref Reference) (Presence, error) {
 	return have, p.checkRecords(ctx, ref, img, &have)
 }
 
-// checkContent looks for manifest, configuration and snapshot.
+// checkContent looks for manifest, configuration and snapshots.
 func (p *Puller) checkContent(ctx context.Context, have *Presence) error {
-	store := p.client.ContentStore()
+	store := verified{p.client.ContentStore()}
 	manifest, err := images.Manifest(ctx, store, *have.Target, platforms.Default())
-	if errdefs.IsNotFound(err) {
-		have.Missing = append(have.Missing, "manifest of "+have.Target.Digest.String())
-		return nil
+	if err != nil {
+		return have.lack("manifest of "+have.Target.Digest.String(), err)
+	}
+	var config ocispec.Image
+	b, err := store.read(ctx, manifest.Config)
+	if err == nil {
+		err = json.Unmarshal(b, &config)
 	}
 	if err != nil {
-		return fmt.Errorf("reading the manifest %s: %w", have.Target.Digest, err)
-	}
-	config, err := readConfig(ctx, store, manifest.Config)
-	if errdefs.IsNotFound(err) {
-		have.Missing = append(have.Missing, "config "+manifest.Config.Digest.String())
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("reading the configuration %s: %w", manifest.Config.Digest, err)
+		return have.lack("config "+manifest.Config.Digest.String(), err)
 	}
 	have.ID = manifest.Config.Digest
-	return p.checkSnapshot(ctx, config.RootFS.DiffIDs, have)
-}
-
-func (p *Puller) checkSnapshot(ctx context.Context, layers []digest.Digest, have *Presence) error {
 	have.content = true
-	if len(layers) == 0 { // FROM scratch, with nothing in it
+	if len(config.RootFS.DiffIDs) == 0 { // FROM scratch, with nothing in it
 		return nil
 	}
-	chain := identity.ChainID(layers)
-	info, err := p.client.SnapshotService(p.settings.Snapshotter).Stat(ctx, chain.String())
+	have.chain = identity.ChainID(config.RootFS.DiffIDs)
+	for _, name := range p.settings.Snapshotters {
+		if err := p.checkSnapshot(ctx, name, have); err != nil {
+			return err
+		}
+	}
+	return p.checkReferences(ctx, have)
+}
+
+// lack notes a part that cannot be read; other errors are the daemon's and are
+// returned.
+func (have *Presence) lack(part string, err error) error {
+	var broken *brokenError
+	switch {
+	case errdefs.IsNotFound(err):
+	case errors.As(err, &broken):
+		have.broken = broken.digest
+		part += " (" + broken.Error() + ")"
+	default:
+		return fmt.Errorf("reading the %s: %w", part, err)
+	}
+	have.Missing = append(have.Missing, part)
+	return nil
+}
+
+func (p *Puller) checkSnapshot(ctx context.Context, snapshotter string, have *Presence) error {
+	info, err := p.client.SnapshotService(snapshotter).Stat(ctx, have.chain.String())
 	if errdefs.IsNotFound(err) || err == nil && info.Kind != snapshots.KindCommitted {
 		have.content = false
-		have.Missing = append(have.Missing, fmt.Sprintf("snapshot %s in %s", chain, p.settings.Snapshotter))
+		have.Missing = append(have.Missing, fmt.Sprintf("snapshot %s in %s", have.chain, snapshotter))
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("reading the snapshot %s: %w", chain, err)
+		return fmt.Errorf("reading the snapshot %s: %w", have.chain, err)
 	}
 	return nil
 }
 
-func readConfig(ctx context.Context, store content.Provider, desc ocispec.Descriptor) (ocispec.Image, error) {
-	var config ocispec.Image
-	if desc.Size > maxConfig {
-		return config, fmt.Errorf("it has %d bytes, more than %d", desc.Size, maxConfig)
-	}
-	b, err := content.ReadBlob(ctx, store, desc)
+// snapshotRef is the label by which a configuration keeps the snapshot of its
+// image from the daemon's garbage collection.
+func snapshotRef(snapshotter string) string { return "containerd.io/gc.ref.snapshot." + snapshotter }
+
+// checkReferences looks for the labels that hold the snapshots: an image that was
+// unpacked by hand may have none.
+func (p *Puller) checkReferences(ctx context.Context, have *Presence) error {
+	info, err := p.client.ContentStore().Info(ctx, have.ID)
 	if err != nil {
-		return config, err
+		return fmt.Errorf("reading the labels of the config %s: %w", have.ID, err)
 	}
-	return config, json.Unmarshal(b, &config)
+	for _, name := range p.settings.Snapshotters {
+		if info.Labels[snapshotRef(name)] != have.chain.String() {
+			have.Missing = append(have.Missing, fmt.Sprintf("label %s of config %s", snapshotRef(name), have.ID))
+		}
+	}
+	return nil
 }
 
 // checkRecords looks for the records of the reference; own is the one of its name.
@@ -140,5 +164,6 @@ func (p *Puller) checkRecords(ctx context.Context, ref Reference, own images.Ima
 			have.Missing = append(have.Missing, "target of record "+name)
 		}
 	}
+	slices.Sort(have.Missing)
 	return nil
 }

@@ -3,6 +3,7 @@ package puller
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,7 +15,11 @@ import (
 // leaseLabel is on each lease of kip; its value is the image's reference.
 const leaseLabel = "kip/image-reference"
 
-// leaseLife is how long the daemon keeps what a kip that is gone had begun.
+// expireLabel says until when the daemon keeps what a lease holds.
+const expireLabel = "containerd.io/gc.expire"
+
+// leaseLife is how long the daemon keeps what a kip that is gone had begun, after
+// the time that its pull was allowed to take.
 const leaseLife = 24 * time.Hour
 
 // maxLost is how often a pull begins again because its lease has gone.
@@ -27,31 +32,102 @@ func isLeaseLost(err error) bool {
 	return strings.Contains(err.Error(), "lease does not exist") // metadata.addContentLease and its like, over gRPC
 }
 
+// leaseOf is kip's own lease for an image.
+func leaseOf(ref Reference) leases.Lease {
+	return leases.Lease{
+		ID:     fmt.Sprintf("kip-%.16x", sha256.Sum256([]byte(ref.String()))),
+		Labels: map[string]string{leaseLabel: ref.String()},
+	}
+}
+
 // lease makes a context under kip's own lease for the image, or takes up the one
 // that an earlier attempt left: what that one downloaded is held by it. The client
 // would make a lease for each pull and drop it, with all partial downloads, when
-// the pull fails. The function that is returned deletes the lease; with now set, it
-// waits until what only the lease held has gone.
-func (p *Puller) lease(ctx context.Context, ref Reference) (context.Context, func(now bool) error, error) {
-	id := fmt.Sprintf("kip-%.16x", sha256.Sum256([]byte(ref.String())))
+// the pull fails.
+func (p *Puller) lease(ctx context.Context, ref Reference) (leased context.Context, resumed bool, err error) {
+	l := leaseOf(ref)
+	err = p.createLease(ctx, l)
+	if errdefs.IsAlreadyExists(err) {
+		resumed = true
+		err = p.renew(ctx, l)
+	}
+	if err != nil {
+		return ctx, resumed, fmt.Errorf("making a lease: %w", err)
+	}
+	return leases.WithLease(ctx, l.ID), resumed, nil
+}
+
+func (p *Puller) createLease(ctx context.Context, l leases.Lease) error {
+	_, err := p.client.LeasesService().Create(ctx, leases.WithID(l.ID), leases.WithLabels(l.Labels), leases.WithExpiration(leaseLife+p.opts.Deadline))
+	return err
+}
+
+// renew gives a lease that is there its whole life again, when it might end within
+// this attempt. Leases cannot be changed, so what it holds goes to another one and
+// back.
+func (p *Puller) renew(ctx context.Context, l leases.Lease) error {
+	list, err := p.client.LeasesService().List(ctx, "id=="+l.ID)
+	if err != nil {
+		return err
+	}
+	for _, old := range list {
+		expires, err := time.Parse(time.RFC3339, old.Labels[expireLabel])
+		if err == nil && time.Until(expires) > p.opts.Deadline {
+			return nil
+		}
+	}
+	interim := leases.Lease{ID: l.ID + "-renewed", Labels: l.Labels}
+	return errors.Join(p.move(ctx, l, interim), p.move(ctx, interim, l))
+}
+
+// move makes a lease that holds what another one holds, and deletes that.
+func (p *Puller) move(ctx context.Context, from, to leases.Lease) error {
 	manager := p.client.LeasesService()
-	_, err := manager.Create(ctx, leases.WithID(id), leases.WithExpiration(leaseLife),
-		leases.WithLabels(map[string]string{leaseLabel: ref.String()}))
-	if err != nil && !errdefs.IsAlreadyExists(err) {
-		return nil, nil, fmt.Errorf("making a lease: %w", err)
+	if err := p.createLease(ctx, to); err != nil && !errdefs.IsAlreadyExists(err) {
+		return err
 	}
-	remove := func(now bool) error {
-		// Also when the pull was cancelled, hence without the cancelled context.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		var opts []leases.DeleteOpt
-		if now {
-			opts = append(opts, leases.SynchronousDelete)
-		}
-		if err := manager.Delete(ctx, leases.Lease{ID: id}, opts...); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("removing the lease %s: %w", id, err)
-		}
-		return nil
+	resources, err := manager.ListResources(ctx, from)
+	if err != nil {
+		return err
 	}
-	return leases.WithLease(ctx, id), remove, nil
+	for _, r := range resources {
+		if err := manager.AddResource(ctx, to, r); err != nil {
+			return err
+		}
+	}
+	return manager.Delete(ctx, from)
+}
+
+// unlease deletes the image's lease, where there is one. With now set, it waits
+// until what only the lease held has gone.
+func (p *Puller) unlease(ctx context.Context, ref Reference, now bool) error {
+	var opts []leases.DeleteOpt
+	if now {
+		opts = append(opts, leases.SynchronousDelete)
+	}
+	return p.deleteLease(ctx, leaseOf(ref).ID, opts...)
+}
+
+func (p *Puller) deleteLease(ctx context.Context, id string, opts ...leases.DeleteOpt) error {
+	// Also when the pull was cancelled, hence without the cancelled context.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := p.client.LeasesService().Delete(ctx, leases.Lease{ID: id}, opts...); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("removing the lease %s: %w", id, err)
+	}
+	return nil
+}
+
+// deleteLeases deletes those leases of kip whose image is as asked.
+func (p *Puller) deleteLeases(ctx context.Context, which func(ref string) bool) error {
+	list, err := p.client.LeasesService().List(ctx, `labels."`+leaseLabel+`"`)
+	if err != nil {
+		return fmt.Errorf("listing the leases: %w", err)
+	}
+	for _, l := range list {
+		if which(l.Labels[leaseLabel]) {
+			err = errors.Join(err, p.deleteLease(ctx, l.ID))
+		}
+	}
+	return err
 }

@@ -5,36 +5,49 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"time"
 
-	containerd "github.com/containerd/containerd/v2/client"
-	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/platforms"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/containerd/errdefs"
 
-	"example.com/kip/internal/backoff"
 	"example.com/kip/resolver"
-	"example.com/kip/secrets"
 )
 
 // Pull makes one image present: it does nothing for a present one, writes what
 // records are missing, and fetches and unpacks what else is missing. Credentials
 // come from the keyring. The result says how it went, also when it failed.
 func (p *Puller) Pull(ctx context.Context, ref Reference, keyring resolver.Keyring) Result {
-	began := time.Now()
-	res := Result{Ref: ref.String(), State: Failed, Action: None, Names: []string{}}
 	ctx, stopWatch := p.watchDaemon(p.context(ctx))
 	defer stopWatch()
+	return p.pullImage(ctx, ref, keyring)
+}
+
+// pullImage is Pull with a context that ends when the daemon is gone.
+func (p *Puller) pullImage(ctx context.Context, ref Reference, keyring resolver.Keyring) Result {
+	began := time.Now()
+	res := Result{Ref: ref.String(), State: Failed, Action: None, Names: []string{}}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.opts.Deadline, fmt.Errorf("%w after %s", errDeadline, p.opts.Deadline))
+	defer cancel()
 	err := p.pull(ctx, ref, keyring, &res)
-	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errDaemonGone) {
+	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, errDaemonGone) || errors.Is(cause, errDeadline)) {
 		err = cause
 	}
 	if err != nil {
 		res.Reason, res.Message = reasonOf(err), message(err)
 	}
+	if res.Reason == GCRemoved {
+		res.State = Skipped
+	}
 	res.Seconds = time.Since(began).Seconds()
 	return res
 }
+
+// errDeadline ends a pull that takes longer than one image may.
+var errDeadline = fmt.Errorf("the image is not complete: %w", context.DeadlineExceeded)
+
+// errRemoved is in the error of an image that others remove again and again.
+var errRemoved = errors.New("the image does not stay on this node")
 
 func (p *Puller) pull(ctx context.Context, ref Reference, keyring resolver.Keyring, res *Result) error {
 	have, err := p.Check(ctx, ref)
@@ -45,19 +58,86 @@ func (p *Puller) pull(ctx context.Context, ref Reference, keyring resolver.Keyri
 	if p.opts.Always && !ref.digested() {
 		known = nil
 	}
-	if known != nil && have.content && len(have.Missing) > 0 {
-		slog.Info("writing missing records", "image", res.Ref, "missing", have.Missing)
-		if err := p.writeRecords(ctx, ref, *have.Target, have.ID); err != nil {
+	switch {
+	case known != nil && len(have.Missing) == 0:
+		p.memory.notePresent(ref)
+	case known != nil && have.content:
+		slog.Info("writing what is missing", "image", res.Ref, "missing", have.Missing)
+		if err := p.mend(ctx, ref, have); err != nil {
 			return err
 		}
-	}
-	if known == nil || !have.content {
+	default:
+		if err := p.mayPull(ctx, ref, have); err != nil {
+			return err
+		}
 		slog.Debug("pulling", "image", res.Ref, "missing", have.Missing)
-		if err := p.tryAll(ctx, ref, known, keyring, res); err != nil {
+		if err := p.tryAll(ctx, ref, known, have, keyring, res); err != nil {
 			return err
 		}
 	}
 	return p.confirm(ctx, ref, have, res)
+}
+
+// mend writes what is missing beside the content.
+func (p *Puller) mend(ctx context.Context, ref Reference, have Presence) error {
+	if len(have.Missing) == 0 {
+		return nil
+	}
+	if err := p.holdSnapshots(ctx, have.ID, have.chain); err != nil {
+		return err
+	}
+	return p.writeRecords(ctx, ref, *have.Target, have.ID)
+}
+
+// mayPull tells whether there is a reason to leave the image alone: it does not
+// stay on this node, or the daemon's image verifiers would not be asked.
+func (p *Puller) mayPull(ctx context.Context, ref Reference, have Presence) error {
+	if have.Target == nil {
+		gone, err := p.isRemoved(ctx, ref)
+		if err != nil {
+			return err
+		}
+		if gone {
+			p.memory.noteRemoved(ref, p.disk.full(), p.disk.free())
+		}
+	}
+	if err := p.memory.held(ref, p.disk.free()); err != nil {
+		return err
+	}
+	return p.checkVerifiers()
+}
+
+// isRemoved tells whether all records have gone that kip wrote not long ago.
+func (p *Puller) isRemoved(ctx context.Context, ref Reference) (bool, error) {
+	names := p.memory.records(ref)
+	for _, name := range names {
+		_, err := p.client.ImageService().Get(ctx, name)
+		if !errdefs.IsNotFound(err) {
+			return false, err
+		}
+	}
+	return len(names) > 0, nil
+}
+
+// errPolicy is in the error of a pull that would go around the daemon's image
+// verifiers.
+var errPolicy = errors.New("image verifiers decide what may be pulled on this node")
+
+// checkVerifiers looks whether the daemon has image verifiers. The daemon asks
+// them only when it pulls itself. Where their folder cannot be seen, there is
+// nothing to know.
+func (p *Puller) checkVerifiers() error {
+	if !p.settings.Verifiers || p.opts.BypassVerifiers {
+		return nil
+	}
+	entries, _ := os.ReadDir(p.opts.VerifierDir)
+	for _, e := range entries {
+		path := filepath.Join(p.opts.VerifierDir, e.Name())
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return fmt.Errorf("%w, as %s, and a pull by kip would not ask them: --bypass-image-verifiers allows that", errPolicy, path)
+		}
+	}
+	return nil
 }
 
 // confirm looks at the daemon again and fills in what is there.
@@ -72,6 +152,9 @@ func (p *Puller) confirm(ctx context.Context, ref Reference, before Presence, re
 	if len(have.Missing) > 0 {
 		return fmt.Errorf("still missing after the pull: %q", have.Missing)
 	}
+	if err := p.awaitCRI(ctx, ref, have); err != nil {
+		return err
+	}
 	res.State = Present
 	res.Digest, res.ID = have.Target.Digest.String(), have.ID.String()
 	res.Names, res.Pinned = have.Names, have.Pinned
@@ -79,129 +162,4 @@ func (p *Puller) confirm(ctx context.Context, ref Reference, before Presence, re
 		res.Action = Pulled
 	}
 	return nil
-}
-
-// tryAll pulls until it succeeds, the number of pulls is used up or the reason
-// is one that does not pass.
-func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descriptor, keyring resolver.Keyring, res *Result) error {
-	wait := backoff.BackOff{Wait: p.opts.BackOff, Max: maxBackOff}
-	lost := 0
-	rotated := watchRotation(keyring)
-	for {
-		res.Attempts++
-		err := p.attempt(ctx, ref, known, keyring, res)
-		if err == nil {
-			return nil
-		}
-		if isLeaseLost(err) && lost < maxLost {
-			lost++
-			continue
-		}
-		if errors.Is(err, errRejected) {
-			continue // at most once for each credential, which is left alone now
-		}
-		reason := reasonOf(err)
-		// ECR answers 403, not 401, to a token that is over.
-		if (reason == Unauthorized || reason == Denied) && rotated() {
-			continue
-		}
-		if reason == NotFound && known != nil && !ref.digested() {
-			known = nil // the registry has forgotten this digest: take what the tag says now
-			continue
-		}
-		if !reason.passing() || res.Attempts >= p.opts.Retries {
-			return err
-		}
-		pause := wait.Next()
-		slog.Warn("pull failed, trying again", "image", res.Ref, "reason", reason, "attempt", res.Attempts,
-			"wait", pause.Round(time.Millisecond), "message", message(err))
-		if err := backoff.Sleep(ctx, pause); err != nil {
-			return err
-		}
-	}
-}
-
-// watchRotation returns a function that reads the secrets behind the keyring
-// again, the first time that it is called, and tells whether a credential has
-// changed since.
-func watchRotation(keyring resolver.Keyring) func() bool {
-	store, ok := keyring.(*secrets.Store)
-	if !ok {
-		return func() bool { return false }
-	}
-	before, asked := store.Generation(), false
-	return func() bool {
-		if asked {
-			return false
-		}
-		asked = true
-		return store.LookAgain(before)
-	}
-}
-
-// attempt is one pull: under kip's lease, into the daemon's snapshotter, up to
-// the records. The lease goes with the attempt, unless it holds what a later one
-// can go on with.
-func (p *Puller) attempt(ctx context.Context, ref Reference, known *ocispec.Descriptor, keyring resolver.Keyring, res *Result) (err error) {
-	labels, err := p.labels(ctx, ref)
-	if err != nil {
-		return err
-	}
-	leased, unlease, err := p.lease(ctx, ref)
-	if err != nil {
-		return err
-	}
-	r := resolver.New(ref.named, known, keyring, p.opts.Registry)
-	defer func() {
-		r.Close()
-		res.Bytes += r.Bytes()
-		res.Credential = r.Credential()
-		if err != nil && r.Bytes() > 0 && reasonOf(err).resumable() {
-			return
-		}
-		if e := unlease(reasonOf(err) == DigestMismatch); e != nil && err == nil {
-			err = e
-		}
-	}()
-	img, err := p.client.Pull(leased, ref.String(), p.remoteOpts(r, labels)...)
-	if err != nil {
-		if r.Reject(err) {
-			err = fmt.Errorf("%w: %w", errRejected, err)
-		}
-		return err
-	}
-	for _, refused := range r.Refused() {
-		res.Warnings = append(res.Warnings, fmt.Sprintf("%s: %s; used is %s", ref, refused, r.Credential()))
-	}
-	if note := r.Note(); note != "" {
-		res.Warnings = append(res.Warnings, fmt.Sprintf("%s: a pod could not use the credential %s: %s", ref, r.Credential(), note))
-	}
-	config, err := img.Config(leased)
-	if err != nil {
-		return fmt.Errorf("reading the configuration: %w", err)
-	}
-	return p.writeRecords(leased, ref, img.Target(), config.Digest)
-}
-
-// errRejected is in the error of a pull whose credential could resolve the image
-// and may not fetch it. The next credential may.
-var errRejected = errors.New("the credential may not fetch what it could resolve")
-
-func (p *Puller) remoteOpts(r *resolver.Resolver, labels map[string]string) []containerd.RemoteOpt {
-	opts := []containerd.RemoteOpt{
-		containerd.WithResolver(r),
-		containerd.WithPlatformMatcher(platforms.Default()),
-		containerd.WithPullUnpack,
-		containerd.WithPullSnapshotter(p.settings.Snapshotter),
-		containerd.WithPullLabels(labels),
-		containerd.WithDownloadLimiter(p.downloads),
-		containerd.WithUnpackOpts([]containerd.UnpackOpt{
-			containerd.WithUnpackDuplicationSuppressor(&p.busy),
-			containerd.WithUnpackLimiter(p.unpacks),
-		}),
-	}
-	if p.settings.DiscardUnpackedLayers {
-		opts = append(opts, containerd.WithChildLabelMap(images.ChildGCLabelsFilterLayers))
-	}
-	return opts
 }

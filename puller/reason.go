@@ -62,6 +62,16 @@ func (r Reason) resumable() bool {
 	return r.passing() && r != DigestMismatch && r != Internal || r == Cancelled || r == DeadlineExceeded
 }
 
+// hopeless tells whether the same pull fails again for as long as the image and the
+// daemon are the same.
+func (r Reason) hopeless() bool {
+	switch r {
+	case NotAnImage, NoMatchingPlatform, BadLayer, UnsupportedLayer:
+		return true
+	}
+	return false
+}
+
 // reasonOf finds the reason behind an error of a pull. Types decide where there
 // are types; the daemon's own errors arrive over gRPC as text.
 func reasonOf(err error) Reason {
@@ -69,6 +79,9 @@ func reasonOf(err error) Reason {
 		return ""
 	}
 	if r := reasonOfRegistry(err); r != "" {
+		return r
+	}
+	if r := reasonOfOwn(err); r != "" {
 		return r
 	}
 	if errdefs.IsUnavailable(err) {
@@ -79,6 +92,8 @@ func reasonOf(err error) Reason {
 	switch r := reasonOfNetwork(err); {
 	case strings.Contains(text, "no space left on device"):
 		return NoSpace
+	case strings.Contains(text, "no processor for media-type"): // diff.ErrNoProcessor
+		return UnsupportedLayer
 	case isLayer, strings.Contains(text, "wrong diff id"), strings.Contains(text, "number of layers and diffIDs"):
 		return BadLayer
 	case r != "":
@@ -93,6 +108,27 @@ func reasonOf(err error) Reason {
 		return NotFound
 	}
 	return Internal
+}
+
+// reasonOfOwn finds the reason in kip's own refusals.
+func reasonOfOwn(err error) Reason {
+	var space *spaceError
+	var broken *brokenError
+	switch {
+	case errors.Is(err, errOtherPlatform):
+		return NoMatchingPlatform
+	case errors.Is(err, errNotRunnable):
+		return NotAnImage
+	case errors.As(err, &space):
+		return NoSpace
+	case errors.As(err, &broken):
+		return DigestMismatch
+	case errors.Is(err, errPolicy):
+		return PolicyBypass
+	case errors.Is(err, errRemoved):
+		return GCRemoved
+	}
+	return ""
 }
 
 // reasonOfRegistry finds a reason in a registry's answer.

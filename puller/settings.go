@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	containerd "github.com/containerd/containerd/v2/client"
@@ -18,14 +18,32 @@ import (
 
 // settings are what the daemon's own pulls go by, and kip's therefore too.
 type settings struct {
-	// Snapshotter is the one that CRI unpacks into.
-	Snapshotter string
+	// Daemon is another string after each start of the daemon.
+	Daemon string
+	// Version is containerd's.
+	Version string
+	// CRI is set where the daemon serves the kubelet.
+	CRI bool
+	// Snapshotters are those that CRI unpacks into, its default first: runtime
+	// handlers, as of Kata Containers, may have one of their own.
+	Snapshotters []string
+	// Loaded are all snapshotters of the daemon. One that is remote wants to be told
+	// which image a layer is of, and then need not have the layer fetched.
+	Loaded map[string]remote
 	// HostsDirs are the folders in which CRI looks for hosts.toml.
 	HostsDirs []string
 	// DiscardUnpackedLayers is set where CRI lets go of a layer's blob once its
 	// snapshot is there.
 	DiscardUnpackedLayers bool
+	// Verifiers is set where the daemon can ask image verifiers before a pull.
+	Verifiers bool
+	// ImageFS is the folder that CRI says images are in.
+	ImageFS string
+	// Problems are what is odd about the settings.
+	Problems []string
 }
+
+type remote bool
 
 // The settings of a daemon that says nothing else: containerd's defaults.
 const (
@@ -37,37 +55,99 @@ const (
 // part in another place: 1.x all in CRI's Status, 2.4 the image settings by
 // introspection, all 2.x the snapshotter by the image filesystem's path.
 func askDaemon(ctx context.Context, client *containerd.Client) (settings, error) {
-	var s settings
-	var hosts string
-	exports, err := pluginExports(ctx, client, "type==io.containerd.cri.v1,id==images")
+	s := settings{Loaded: map[string]remote{}}
+	if err := s.identify(ctx, client); err != nil {
+		return s, err
+	}
+	hosts, roots, err := s.readPlugins(ctx, client)
 	if err != nil {
 		return s, fmt.Errorf("asking containerd for its plugins: %w", err)
 	}
-	for _, e := range exports {
-		hosts = e["RegistryConfigPath"]
-		s.DiscardUnpackedLayers = e["DiscardUnpackedLayers"] == "true"
-	}
-	status, err := statusConfig(ctx, client)
+	config, err := s.statusConfig(ctx, client)
 	if err != nil {
 		return s, fmt.Errorf("asking CRI for its settings: %w", err)
 	}
-	s.DiscardUnpackedLayers = s.DiscardUnpackedLayers || status.Containerd.DiscardUnpackedLayers
-	hosts = cmp.Or(hosts, status.Registry.ConfigPath, defaultHostsDirs)
-	s.HostsDirs = filepath.SplitList(hosts)
-	s.Snapshotter = status.Containerd.Snapshotter
-	if s.Snapshotter == "" {
-		s.Snapshotter, err = imageFSSnapshotter(ctx, client)
+	if s.ImageFS, err = imageFS(ctx, client); err != nil {
+		return s, fmt.Errorf("asking CRI for its image filesystem: %w", err)
 	}
-	s.Snapshotter = cmp.Or(s.Snapshotter, defaultSnapshotter)
-	return s, err
+	s.HostsDirs = filepath.SplitList(cmp.Or(hosts, config.Registry.ConfigPath, defaultHostsDirs))
+	s.DiscardUnpackedLayers = s.DiscardUnpackedLayers || config.Containerd.DiscardUnpackedLayers
+	if off := config.Containerd.DisableSnapshotAnnotations; off != nil && !*off { // 1.x
+		for name := range s.Loaded {
+			s.Loaded[name] = true
+		}
+	}
+	s.choose(cmp.Or(config.Containerd.Snapshotter, snapshotterAt(s.ImageFS, roots), defaultSnapshotter), config)
+	return s, nil
+}
+
+// identify fills in which daemon this is.
+func (s *settings) identify(ctx context.Context, client *containerd.Client) error {
+	version, err := client.Version(ctx)
+	if err != nil {
+		return fmt.Errorf("asking containerd for its version: %w", err)
+	}
+	server, err := client.IntrospectionService().Server(ctx)
+	if err != nil {
+		return fmt.Errorf("asking containerd for its identity: %w", err)
+	}
+	s.Version = version.Version
+	s.Daemon = fmt.Sprintf("%s %s %d", version.Version, server.UUID, server.Pid)
+	return nil
+}
+
+// readPlugins reads what the plugins say of themselves. It returns CRI's folders
+// of hosts.toml and where each snapshotter keeps its files.
+func (s *settings) readPlugins(ctx context.Context, client *containerd.Client) (hosts string, roots map[string]string, err error) {
+	resp, err := client.IntrospectionService().Plugins(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	roots = map[string]string{}
+	for _, p := range resp.Plugins {
+		if p.InitErr != nil {
+			continue
+		}
+		switch {
+		case p.Type == "io.containerd.snapshotter.v1":
+			s.Loaded[p.ID] = p.Exports["enable_remote_snapshot_annotations"] == "true" // as in containerd's Transfer service
+			roots[p.ID] = p.Exports["root"]
+		case p.Type == "io.containerd.cri.v1" && p.ID == "images":
+			hosts = p.Exports["RegistryConfigPath"]
+			s.DiscardUnpackedLayers = p.Exports["DiscardUnpackedLayers"] == "true"
+		case p.Type == "io.containerd.image-verifier.v1":
+			s.Verifiers = true
+		}
+	}
+	return hosts, roots, nil
+}
+
+// choose fills in the snapshotters in use.
+func (s *settings) choose(main string, config criConfig) {
+	s.Snapshotters = []string{main}
+	for handler, r := range config.Containerd.Runtimes {
+		switch _, loaded := s.Loaded[r.Snapshotter]; {
+		case r.Snapshotter == "" || slices.Contains(s.Snapshotters, r.Snapshotter):
+		case !loaded:
+			s.Problems = append(s.Problems, fmt.Sprintf("the runtime %s uses the snapshotter %s, which containerd has not loaded: images are not unpacked for it", handler, r.Snapshotter))
+		default:
+			s.Snapshotters = append(s.Snapshotters, r.Snapshotter)
+		}
+	}
+	slices.Sort(s.Snapshotters[1:])
+	slices.Sort(s.Problems)
 }
 
 // criConfig is the part of CRI's configuration that kip wants. All else in it is
 // left unread: in 1.x it holds registry passwords.
 type criConfig struct {
 	Containerd struct {
-		Snapshotter           string `json:"snapshotter"`
-		DiscardUnpackedLayers bool   `json:"discardUnpackedLayers"`
+		Snapshotter                string `json:"snapshotter"`
+		DiscardUnpackedLayers      bool   `json:"discardUnpackedLayers"`
+		DisableSnapshotAnnotations *bool  `json:"disableSnapshotAnnotations"`
+		Runtimes                   map[string]struct {
+			Snapshotter string `json:"snapshotter"`
+		} `json:"runtimes"`
 	} `json:"containerd"`
 	Registry struct {
 		ConfigPath string `json:"configPath"`
@@ -76,57 +156,45 @@ type criConfig struct {
 
 // statusConfig reads the configuration in CRI's Status. A daemon without CRI has
 // none.
-func statusConfig(ctx context.Context, client *containerd.Client) (criConfig, error) {
+func (s *settings) statusConfig(ctx context.Context, client *containerd.Client) (criConfig, error) {
 	var config criConfig
-	conn, err := connOf(client)
-	if err != nil {
-		return config, err
-	}
-	status, err := runtime.NewRuntimeServiceClient(conn).Status(ctx, &runtime.StatusRequest{Verbose: true})
+	status, err := runtime.NewRuntimeServiceClient(connOf(client)).Status(ctx, &runtime.StatusRequest{Verbose: true})
 	if err != nil {
 		return config, withoutCRI(err)
 	}
+	s.CRI = true
 	if text := status.Info["config"]; text != "" {
 		err = json.Unmarshal([]byte(text), &config)
 	}
 	return config, err
 }
 
-// imageFSSnapshotter finds the snapshotter by the folder that CRI names as its
-// image filesystem.
-func imageFSSnapshotter(ctx context.Context, client *containerd.Client) (string, error) {
-	conn, err := connOf(client)
-	if err != nil {
-		return "", err
-	}
-	info, err := runtime.NewImageServiceClient(conn).ImageFsInfo(ctx, &runtime.ImageFsInfoRequest{})
+// imageFS is the folder of CRI's default snapshotter, empty without CRI.
+func imageFS(ctx context.Context, client *containerd.Client) (string, error) {
+	info, err := runtime.NewImageServiceClient(connOf(client)).ImageFsInfo(ctx, &runtime.ImageFsInfoRequest{})
 	if err != nil {
 		return "", withoutCRI(err)
 	}
 	if len(info.ImageFilesystems) == 0 {
 		return "", nil
 	}
-	path := info.ImageFilesystems[0].GetFsId().GetMountpoint()
-	roots, err := pluginExports(ctx, client, "type==io.containerd.snapshotter.v1")
-	if err != nil {
-		return "", fmt.Errorf("asking containerd for its snapshotters: %w", err)
-	}
-	for name, e := range roots {
-		if e["root"] == path {
-			return name, nil
+	return info.ImageFilesystems[0].GetFsId().GetMountpoint(), nil
+}
+
+// snapshotterAt finds the snapshotter that keeps its files in a folder.
+func snapshotterAt(path string, roots map[string]string) string {
+	for name, root := range roots {
+		if root != "" && root == path {
+			return name
 		}
 	}
 	_, name, _ := strings.Cut(filepath.Base(path), "io.containerd.snapshotter.v1.")
-	return name, nil
+	return name
 }
 
 // connOf is the client's connection; CRI is served on the same socket.
-func connOf(client *containerd.Client) (grpc.ClientConnInterface, error) {
-	conn, ok := client.Conn().(grpc.ClientConnInterface)
-	if !ok {
-		return nil, errors.New("the client of containerd has no gRPC connection")
-	}
-	return conn, nil
+func connOf(client *containerd.Client) grpc.ClientConnInterface {
+	return client.Conn().(*grpc.ClientConn) // see newPuller
 }
 
 // withoutCRI is nil for the error of a daemon that has no CRI plugin.
@@ -136,18 +204,4 @@ func withoutCRI(err error) error {
 		return nil
 	}
 	return err
-}
-
-// pluginExports returns what the plugins that match a filter say of themselves,
-// by plugin ID.
-func pluginExports(ctx context.Context, client *containerd.Client, filter string) (map[string]map[string]string, error) {
-	resp, err := client.IntrospectionService().Plugins(ctx, filter)
-	if err != nil {
-		return nil, err
-	}
-	exports := map[string]map[string]string{}
-	for _, plugin := range resp.Plugins {
-		exports[plugin.ID] = plugin.Exports
-	}
-	return exports, nil
 }

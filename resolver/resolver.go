@@ -85,13 +85,16 @@ func New(named reference.Named, known *ocispec.Descriptor, keyring Keyring, opts
 }
 
 // Resolve returns the name that was given to New and the descriptor that it
-// stands for. It fails with a RefusedError when every credential was refused, and
+// stands for, which it asks once. It fails with a RefusedError when every credential was refused, and
 // with ErrNotAnImage when what is there is no manifest.
 func (r *Resolver) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
 	if r.known != nil {
 		return ref, *r.known, nil
 	}
 	_, desc, err := r.login(ctx, r.named)
+	if err == nil {
+		r.known = &desc
+	}
 	return ref, desc, err
 }
 

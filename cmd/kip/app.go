@@ -23,10 +23,7 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 		Commands: []*cli.Command{
 			runCommand(),
 			pullCommand(),
-			{
-				Name: "images", Aliases: []string{"image", "i"}, Usage: "work with images", Action: noCommand, OnUsageError: plainError,
-				Subcommands: []*cli.Command{pullCommand()},
-			},
+			imagesCommand(),
 			versionCommand(),
 		},
 		DisableSliceFlagSeparator: true, // kip splits by itself: lists of folders at colons, of names at commas

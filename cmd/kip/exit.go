@@ -19,6 +19,9 @@ const (
 // errNotPresent ends a command whose report says already what failed.
 var errNotPresent = errors.New("not all images are present")
 
+// errNotRemoved ends a command that could not remove all that it should.
+var errNotRemoved = errors.New("not all images are removed")
+
 // errOutput is in the error of a report that could not be written.
 var errOutput = errors.New("writing the report")
 
@@ -32,7 +35,7 @@ func exitStatus(ctx context.Context, err error) int {
 		return exitInterrupted
 	case errors.Is(err, puller.ErrUnreachable):
 		return exitUnreachable
-	case errors.Is(err, errNotPresent), errors.Is(err, errOutput), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, errNotPresent), errors.Is(err, errNotRemoved), errors.Is(err, errOutput), errors.Is(err, context.DeadlineExceeded):
 		return exitFailed
 	}
 	return exitUsage

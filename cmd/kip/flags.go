@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"example.com/kip/puller"
 	"example.com/kip/resolver"
@@ -88,6 +89,14 @@ func pullFlags() []cli.Flag {
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT` of the report: text or json", Value: "text"},
 		&cli.IntFlag{Name: "num-pullers", Usage: "`NUMBER` of images in progress at once", DefaultText: "16", EnvVars: []string{"KIP_NUM_PULLERS"}},
 		&cli.IntFlag{Name: "num-retries", Usage: "`NUMBER` of pulls of an image, all told, before it has failed", Value: 3, EnvVars: []string{"KIP_NUM_RETRIES"}},
+		&cli.DurationFlag{Name: "image-deadline", Usage: "`TIME` that one image may take; what is downloaded by then is kept for the next cycle", Value: 6 * time.Hour},
+		&cli.IntFlag{Name: "disk-threshold", Usage: "`PERCENT` up to which images may fill their filesystem; 0 for no limit", Value: 85},
+		&cli.Float64Flag{Name: "disk-factor", Usage: "`NUMBER` of times its compressed size that an image takes of the disk while it is unpacked", Value: 3},
+		&cli.StringFlag{Name: "image-fs", Usage: "`FOLDER` on the filesystem of the images, as kip sees it (default: what CRI says)"},
+		&cli.BoolFlag{Name: "sync-fs", Usage: "write each layer to the disk before the next: a power failure leaves no empty files"},
+		&cli.BoolFlag{Name: "discard-unpacked-layers", Usage: "forget the blobs of unpacked layers, where the daemon does so and does not say (containerd 2.0 to 2.3)"},
+		&cli.StringFlag{Name: "image-verifier-dir", Usage: "`FOLDER` of containerd's image verifiers, as kip sees it (default: /opt/containerd/image-verifier/bin)"},
+		&cli.BoolFlag{Name: "bypass-image-verifiers", Usage: "pull although containerd's image verifiers are not asked"},
 		&cli.BoolFlag{Name: "anonymous-fallback", Usage: "when all credentials were refused, try once without", Value: true},
 		&cli.BoolFlag{Name: "pass-upstream-credentials", Usage: "send a mirror the credential of the registry that it mirrors, as CRI does"},
 		&cli.BoolFlag{Name: "strict-paths", Usage: "a secret's path matches whole segments: r.io/team is not for r.io/team2"},
@@ -104,6 +113,14 @@ func pullOptions(c *cli.Context) (puller.Options, error) {
 		Snapshotter: near(c, "snapshotter").String("snapshotter"),
 		Pullers:     c.Int("num-pullers"),
 		Retries:     c.Int("num-retries"),
+		Deadline:    c.Duration("image-deadline"),
+		Disk: puller.DiskOptions{
+			Path: c.String("image-fs"), Threshold: c.Int("disk-threshold"), Factor: c.Float64("disk-factor"),
+		},
+		SyncFS:                c.Bool("sync-fs"),
+		DiscardUnpackedLayers: c.Bool("discard-unpacked-layers"),
+		VerifierDir:           c.String("image-verifier-dir"),
+		BypassVerifiers:       c.Bool("bypass-image-verifiers"),
 		Registry: resolver.Options{
 			HostsDirs:               folders(c, "hosts-dir"),
 			NoAnonymousFallback:     !c.Bool("anonymous-fallback"),
@@ -114,13 +131,31 @@ func pullOptions(c *cli.Context) (puller.Options, error) {
 	if err := oneOf(c, "output", "text", "json"); err != nil {
 		return opts, err
 	}
-	if c.IsSet("num-pullers") && opts.Pullers < 1 {
-		return opts, fmt.Errorf("--num-pullers (KIP_NUM_PULLERS) is %d: it must be 1 or more", opts.Pullers)
+	return opts, checkLimits(c, opts)
+}
+
+// checkLimits refuses numbers that mean nothing.
+func checkLimits(c *cli.Context, opts puller.Options) error {
+	switch {
+	case c.IsSet("num-pullers") && opts.Pullers < 1:
+		return fmt.Errorf("--num-pullers (KIP_NUM_PULLERS) is %d: it must be 1 or more", opts.Pullers)
+	case opts.Retries < 1:
+		return fmt.Errorf("--num-retries (KIP_NUM_RETRIES) is %d: it must be 1 or more", opts.Retries)
+	case opts.Deadline <= 0:
+		return fmt.Errorf("--image-deadline is %s: it must be more than 0", opts.Deadline)
+	case opts.Disk.Threshold < 0 || opts.Disk.Threshold > 100:
+		return fmt.Errorf("--disk-threshold is %d: it must be a percentage, 0 to 100", opts.Disk.Threshold)
+	case !(opts.Disk.Factor >= 1 && opts.Disk.Factor <= 1000): // NaN is neither
+		return fmt.Errorf("--disk-factor is %g: it must be 1 or more, and at most 1000", opts.Disk.Factor)
+	case opts.Disk.Path != "" && !isDir(opts.Disk.Path):
+		return fmt.Errorf("--image-fs is %q: there is no such folder", opts.Disk.Path)
 	}
-	if opts.Retries < 1 {
-		return opts, fmt.Errorf("--num-retries (KIP_NUM_RETRIES) is %d: it must be 1 or more", opts.Retries)
-	}
-	return opts, nil
+	return nil
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // pullSecrets says where the pull secrets are and how they are read.
@@ -194,4 +229,17 @@ func seconds(s string) (time.Duration, error) {
 		return time.Duration(n) * time.Second, nil
 	}
 	return time.ParseDuration(s)
+}
+
+// byteSize reads an amount of bytes in Kubernetes' notation, as in 50Gi.
+func byteSize(s string) (int64, error) {
+	q, err := resource.ParseQuantity(s)
+	if err != nil {
+		return 0, err
+	}
+	n, ok := q.AsInt64()
+	if !ok || n < 0 {
+		return 0, errors.New("out of range")
+	}
+	return n, nil
 }

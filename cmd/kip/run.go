@@ -44,6 +44,7 @@ func runCommand() *cli.Command {
 			&cli.BoolFlag{Name: "validate-cert", Usage: "check the gateway's certificate", EnvVars: []string{"KIP_VALIDATE_CERT"}},
 			&cli.StringFlag{Name: "interval", Usage: "`TIME` between cycles, in seconds or with a unit", Value: "300", EnvVars: []string{"KIP_INTERVAL"}},
 			&cli.StringFlag{Name: "pull-policy", Usage: "`POLICY`: IfNotPresent or Always", Value: ifNotPresent, EnvVars: []string{"KIP_PULL_POLICY"}},
+			&cli.StringFlag{Name: "pin-budget", Usage: "`SIZE`, as in 50Gi, of images that the kubelet's garbage collection is kept from, in their order; 0 for none", Value: "0"},
 			&cli.StringFlag{Name: "default-container-registry", Usage: "`REGISTRY` for names without one", EnvVars: []string{"KIP_DEFAULT_CONTAINER_REGISTRY"}},
 			&cli.StringFlag{Name: "image-fetcher", Usage: "image `SOURCE`: " + strings.Join([]string{kernelSpecs, staticList, combined}, ", ") + " (default: what --images and --gateway-host ask for)", EnvVars: []string{"KIP_IMAGE_FETCHER"}},
 			&cli.StringFlag{Name: "internal-fetchers", Usage: "comma-separated `SOURCES` of " + combined, Value: kernelSpecs, EnvVars: []string{"KIP_INTERNAL_FETCHERS"}},
@@ -90,6 +91,9 @@ func newAgent(c *cli.Context) (*agent.Agent, error) {
 		return nil, fmt.Errorf("--interval (KIP_INTERVAL) is %q: it must be a number of seconds, or a time such as 5m", c.String("interval"))
 	}
 	opts.Registry.Logins = &resolver.Logins{MaxBackOff: interval}
+	if opts.PinBudget, err = byteSize(c.String("pin-budget")); err != nil {
+		return nil, fmt.Errorf("--pin-budget is %q: it must be a number of bytes, or one with a unit, as in 50Gi", c.String("pin-budget"))
+	}
 	connect, err := connector(c, opts)
 	if err != nil {
 		return nil, err
@@ -108,7 +112,7 @@ func newAgent(c *cli.Context) (*agent.Agent, error) {
 	}
 	return agent.New(agent.Config{
 		Sources: sources, Secrets: store, Interval: interval, Connect: connect,
-		DefaultRegistry: registry,
+		DefaultRegistry: registry, Keeper: true,
 	}), nil
 }
 

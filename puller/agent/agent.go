@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,6 +31,9 @@ type Config struct {
 	// Connect reaches the daemon. It is called again while it fails with
 	// puller.ErrUnreachable.
 	Connect func(ctx context.Context) (*puller.Puller, error)
+	// Keeper is set where the sources name all images that kip is to keep on the
+	// node: what it holds for others is given up.
+	Keeper bool
 }
 
 // Agent keeps the images of a node.
@@ -55,9 +59,14 @@ const (
 )
 
 // Run does cycles and hands on their reports until the context or done fails,
-// and returns that error. It waits for a daemon that is not there.
+// and returns that error. It waits for a daemon that is not there, and does a cycle
+// as soon as one that went away is back.
 func (a *Agent) Run(ctx context.Context, done func(Report) error) error {
-	p, err := a.connect(ctx)
+	var p *puller.Puller
+	err := a.await(ctx, func() (err error) {
+		p, err = a.config.Connect(ctx)
+		return err
+	}, puller.ErrUnreachable)
 	if err != nil {
 		return err
 	}
@@ -81,29 +90,36 @@ func (a *Agent) Run(ctx context.Context, done func(Report) error) error {
 		if err := done(r); err != nil {
 			return err
 		}
+		wait := a.config.Interval
+		if r.daemonGone() {
+			wait = min(wait, firstConnectWait)
+		}
 		select {
-		case <-time.After(a.config.Interval):
+		case <-time.After(wait):
 		case <-changed:
 			slog.Info("a pull secret has changed")
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		if err := a.await(ctx, func() error { return p.Learn(ctx) }, puller.ErrUnreachable, puller.ErrNoSnapshotter); err != nil {
+			return err
+		}
 	}
 }
 
-func (a *Agent) connect(ctx context.Context) (*puller.Puller, error) {
+// await calls reach until the daemon answers: while the error is one of those that
+// pass.
+func (a *Agent) await(ctx context.Context, reach func() error, passing ...error) error {
 	wait := backoff.BackOff{Wait: firstConnectWait, Max: maxConnectWait}
 	for {
-		p, err := a.config.Connect(ctx)
-		if err == nil {
-			return p, nil
-		}
-		if !errors.Is(err, puller.ErrUnreachable) || ctx.Err() != nil {
-			return nil, err
+		err := reach()
+		passes := slices.ContainsFunc(passing, func(p error) bool { return errors.Is(err, p) })
+		if err == nil || !passes || ctx.Err() != nil {
+			return err
 		}
 		a.once(slog.LevelWarn, "containerd", "waiting for containerd: "+err.Error())
 		if err := backoff.Sleep(ctx, wait.Next()); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }
@@ -126,6 +142,11 @@ func (a *Agent) Cycle(ctx context.Context, p *puller.Puller) Report {
 	wanted := a.ask(ctx, &r)
 	for _, problem := range a.config.Secrets.Refresh() {
 		a.warn(&r, problem.String())
+	}
+	if a.config.Keeper && r.OK() { // else the list may not be whole
+		if err := p.Release(ctx, wanted); err != nil && ctx.Err() == nil {
+			slog.Warn("giving up what is no longer wanted", "error", err)
+		}
 	}
 	r.Images = append(r.Images, p.Sync(ctx, wanted, a.config.Secrets, a.logResult)...)
 	for _, i := range r.Images {
@@ -205,6 +226,8 @@ func (a *Agent) logResult(res puller.Result) {
 	switch {
 	case res.State == puller.Failed:
 		a.once(slog.LevelError, subject, res.Message, "image", res.Image, "reason", res.Reason, "credential", res.Credential, "attempts", res.Attempts)
+	case res.State == puller.Skipped:
+		a.once(slog.LevelWarn, subject, res.Message, "image", res.Image, "reason", res.Reason)
 	case res.Action == puller.Pulled:
 		a.said[subject] = string(res.State)
 		a.log(slog.LevelInfo, "pulled", "image", res.Image, "digest", res.Digest, "credential", res.Credential, "bytes", res.Bytes)

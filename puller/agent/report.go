@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -46,6 +47,11 @@ func (r Report) OK() bool {
 		}
 	}
 	return r.Failed == 0
+}
+
+// daemonGone tells whether containerd went away in the cycle.
+func (r Report) daemonGone() bool {
+	return slices.ContainsFunc(r.Images, func(i puller.Result) bool { return i.Reason == puller.DaemonUnavailable })
 }
 
 // WriteJSON writes the report as one JSON document.
