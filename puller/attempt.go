@@ -240,6 +240,10 @@ func (a *attempt) unpack(ctx context.Context, r *resolver.Resolver, gate *admiss
 	return id, nil
 }
 
+// remoteOpts are the options of a pull. There is no WithUnpackLimiter among them,
+// with which the client (2.4) unpacks the layers of an image side by side: a folder
+// that a layer has files in and does not describe itself would lose the mode and
+// owner that the layer below gives it.
 func (p *Puller) remoteOpts(ref Reference, r *resolver.Resolver, gate *admission, snapshotter string) []containerd.RemoteOpt {
 	opts := []containerd.RemoteOpt{
 		containerd.WithResolver(r),
@@ -249,7 +253,6 @@ func (p *Puller) remoteOpts(ref Reference, r *resolver.Resolver, gate *admission
 		containerd.WithDownloadLimiter(p.downloads),
 		containerd.WithUnpackOpts([]containerd.UnpackOpt{
 			containerd.WithUnpackDuplicationSuppressor(&p.busy),
-			containerd.WithUnpackLimiter(p.unpacks),
 			containerd.WithUnpackApplyOpts(diff.WithSyncFs(p.opts.SyncFS)),
 		}),
 		containerd.WithImageHandlerWrapper(func(h images.Handler) images.Handler {

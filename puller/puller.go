@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"reflect"
-	"runtime"
 	"strings"
 	"time"
 
@@ -89,7 +88,6 @@ type Puller struct {
 	registry resolver.Options // those of opts, with the daemon's hosts folders
 
 	downloads *semaphore.Weighted
-	unpacks   *semaphore.Weighted
 	busy      keyedMutex
 	disk      disk
 	slots     slots
@@ -163,7 +161,6 @@ func newPuller(path string, client *containerd.Client, opts Options) (*Puller, e
 	return &Puller{
 		address: path, client: client, fetching: fetching, opts: opts, registry: opts.Registry,
 		downloads: semaphore.NewWeighted(downloads),
-		unpacks:   semaphore.NewWeighted(int64(runtime.GOMAXPROCS(0))),
 		disk:      disk{opts: opts.Disk},
 		slots:     slots{all: int64(opts.Pullers), free: semaphore.NewWeighted(int64(opts.Pullers))},
 		memory:    memory{now: time.Now},

@@ -92,7 +92,7 @@ func reasonOf(err error) Reason {
 	switch r := reasonOfNetwork(err); {
 	case strings.Contains(text, "no space left on device"):
 		return NoSpace
-	case strings.Contains(text, "no processor for media-type"): // diff.ErrNoProcessor
+	case isLayer && strings.Contains(text, "stream processor for"): // there is none, or its program is not there
 		return UnsupportedLayer
 	case isLayer, strings.Contains(text, "wrong diff id"), strings.Contains(text, "number of layers and diffIDs"):
 		return BadLayer

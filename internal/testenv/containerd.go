@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -36,19 +37,34 @@ type Containerd struct {
 // before the first pod.
 const PauseImage = "testenv.example/pause:1"
 
-// Config is a daemon's configuration. The zero value is the newest one with
+// Config is a daemon's configuration. The zero value is the version under test with
 // containerd's defaults.
 type Config struct {
 	Version               string
 	Snapshotter           string
 	DiscardUnpackedLayers bool
+	// RuntimeSnapshotter is the snapshotter of a second runtime handler, "other".
+	RuntimeSnapshotter string
+	// ProxySnapshotter is the socket of a snapshotter outside of the daemon, "proxy",
+	// that says it is remote.
+	ProxySnapshotter string
+	// DiskMiB puts the daemon's root on a filesystem of its own, of that size.
+	DiskMiB int
+	// Verifiers is a folder of image verifiers.
+	Verifiers string
 }
 
 // Versions of containerd that the rig can start.
 const (
 	Newest = "2" // the newest 2.x, the version of kip's client
+	V23    = "2.3"
 	V17    = "1.7"
+	V16    = "1.6" // Debian's
 )
+
+// UnderTest is the version of containerd that tests are about where they do not
+// say: that of TEST_CONTAINERD, or else the newest.
+func UnderTest() string { return cmp.Or(os.Getenv("TEST_CONTAINERD"), Newest) }
 
 // StartContainerd starts a daemon with a root, state and socket of its own.
 //
@@ -63,6 +79,7 @@ func StartContainerd(t T, config Config) *Containerd {
 		Address: filepath.Join(dir, "containerd.sock"), Root: filepath.Join(dir, "root"),
 		HostsDir: filepath.Join(dir, "certs.d"), t: t, dir: dir, config: config,
 	}
+	c.config.Version = cmp.Or(config.Version, UnderTest())
 	c.config.Snapshotter = cmp.Or(config.Snapshotter, "overlayfs")
 	if len(c.Address)+len(".ttrpc") > 100 { // a socket's path has room for 107 bytes
 		t.Fatalf("the path %s is too long for a socket: move the tree to a shorter one", c.Address)
@@ -78,7 +95,34 @@ func StartContainerd(t T, config Config) *Containerd {
 // file is the daemon's configuration file. oom_score_adj may be restricted: some
 // machines do not let even root lower it.
 func (c *Containerd) file() string {
-	version, cri := 3, `
+	var b strings.Builder
+	is1 := c.config.Version == V16 || c.config.Version == V17
+	version := 3
+	if is1 {
+		version = 2
+	}
+	fmt.Fprintf(&b, `version = %d
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
+[grpc]
+  address = %q
+`, version, c.Root, filepath.Join(c.dir, "state"), c.Address)
+	runtimes := "io.containerd.cri.v1.runtime"
+	if is1 {
+		runtimes = "io.containerd.grpc.v1.cri"
+		fmt.Fprintf(&b, `
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = %q
+  discard_unpacked_layers = %t
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = %q
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+  sandbox_image = %q
+`, c.config.Snapshotter, c.config.DiscardUnpackedLayers, c.HostsDir, PauseImage)
+	} else {
+		fmt.Fprintf(&b, `
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
 [plugins."io.containerd.cri.v1.images"]
@@ -88,38 +132,34 @@ func (c *Containerd) file() string {
   config_path = %q
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = %q
-`
-	if c.config.Version == V17 {
-		version, cri = 2, `
-[plugins."io.containerd.grpc.v1.cri".containerd]
-  snapshotter = %q
-  discard_unpacked_layers = %t
-[plugins."io.containerd.grpc.v1.cri".registry]
-  config_path = %q
-[plugins."io.containerd.grpc.v1.cri"]
-  restrict_oom_score_adj = true
-  sandbox_image = %q
-`
+`, c.config.Snapshotter, c.config.DiscardUnpackedLayers, c.HostsDir, PauseImage)
 	}
-	return fmt.Sprintf(`version = %d
-root = %q
-state = %q
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
-[grpc]
-  address = %q
-`, version, c.Root, filepath.Join(c.dir, "state"), c.Address) +
-		fmt.Sprintf(cri, c.config.Snapshotter, c.config.DiscardUnpackedLayers, c.HostsDir, PauseImage)
+	if s := c.config.RuntimeSnapshotter; s != "" {
+		for handler, snapshotter := range map[string]string{"runc": "", "other": s} {
+			fmt.Fprintf(&b, "[plugins.%q.containerd.runtimes.%s]\n  runtime_type = \"io.containerd.runc.v2\"\n  snapshotter = %q\n", runtimes, handler, snapshotter)
+		}
+	}
+	if socket := c.config.ProxySnapshotter; socket != "" {
+		fmt.Fprintf(&b, "[proxy_plugins.proxy]\n  type = \"snapshot\"\n  address = %q\n", socket)
+		if !is1 {
+			b.WriteString("[proxy_plugins.proxy.exports]\n  enable_remote_snapshot_annotations = \"true\"\n")
+		}
+	}
+	if dir := c.config.Verifiers; dir != "" {
+		fmt.Fprintf(&b, "[plugins.\"io.containerd.image-verifier.v1.bindir\"]\n  bin_dir = %q\n", dir)
+	}
+	return b.String()
 }
 
 // Start starts the daemon again after Kill, and waits until it serves.
 func (c *Containerd) Start() {
 	c.t.Helper()
-	bin := tools.build(c.t)
-	if c.config.Version == V17 {
-		bin = tools17.build(c.t)
+	bin := daemon(c.t, c.config.Version)
+	enter := `mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=755 tmpfs /run && `
+	if c.config.DiskMiB > 0 {
+		enter += c.disk() + " && "
 	}
-	const enter = `mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=755 tmpfs /run && exec "$0" --config "$1"`
-	cmd := exec.Command("sh", "-c", enter, filepath.Join(bin, "containerd"), filepath.Join(c.dir, "config.toml"))
+	cmd := exec.Command("sh", "-c", enter+`exec "$0" --config "$1"`, filepath.Join(bin, "containerd"), filepath.Join(c.dir, "config.toml"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
 	cmd.Env = append(os.Environ(), "PATH="+strings.Join([]string{bin, runc(c.t), os.Getenv("PATH")}, ":"))
 	c.proc = start(c.t, c.dir, "containerd", cmd)
@@ -142,6 +182,29 @@ func (c *Containerd) Start() {
 			return nil
 		})
 	})
+}
+
+// disk makes the filesystem of the daemon's root, where it is not there yet, and
+// returns the command that mounts it. The mount is in the daemon's namespace and
+// goes with it.
+func (c *Containerd) disk() string {
+	c.t.Helper()
+	path := filepath.Join(c.dir, "disk.img")
+	if _, err := os.Stat(path); err != nil {
+		if err := command(c.dir, "truncate", "-s", fmt.Sprintf("%dM", c.config.DiskMiB), path); err != nil {
+			c.t.Fatalf("making a filesystem: %v", err)
+		}
+		if err := command(c.dir, "mkfs.ext4", "-q", "-m", "0", path); err != nil {
+			c.t.Fatalf("making a filesystem: %v", err)
+		}
+	}
+	return fmt.Sprintf("mkdir -p '%s' && mount -o loop '%s' '%s'", c.Root, path, c.Root)
+}
+
+// SeenRoot is the daemon's root as seen through its namespace: where DiskMiB is
+// set, there is nothing at Root outside of it.
+func (c *Containerd) SeenRoot() string {
+	return filepath.Join("/proc", strconv.Itoa(c.proc.cmd.Process.Pid), "root", c.Root)
 }
 
 // Kill ends the daemon with SIGKILL, and with it all that it started.

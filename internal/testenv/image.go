@@ -3,11 +3,9 @@ package testenv
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -17,9 +15,11 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -44,6 +44,8 @@ type Image struct {
 	ID digest.Digest
 	// Layers are its layers, the base first.
 	Layers []Layer
+	// Others are the manifests beside it in an index.
+	Others []digest.Digest
 }
 
 // NewImages returns a maker with an empty store.
@@ -66,44 +68,50 @@ type File struct {
 // Layer makes a layer of files.
 func (m *Images) Layer(files ...File) Layer {
 	m.t.Helper()
-	var blob bytes.Buffer
-	diffID := digest.Canonical.Digester()
-	zip := gzip.NewWriter(&blob)
-	w := tar.NewWriter(io.MultiWriter(zip, diffID.Hash()))
+	var entries []Entry
 	for _, f := range files {
-		hdr := &tar.Header{Typeflag: tar.TypeReg, Name: f.Path, Mode: f.Mode, Size: int64(len(f.Data))}
-		if err := w.WriteHeader(hdr); err != nil {
-			m.t.Fatalf("making a layer: %v", err)
-		}
-		if _, err := w.Write(f.Data); err != nil {
-			m.t.Fatalf("making a layer: %v", err)
-		}
+		entries = append(entries, Entry{tar.Header{Typeflag: tar.TypeReg, Name: f.Path, Mode: f.Mode}, f.Data})
 	}
-	if err := w.Close(); err != nil {
-		m.t.Fatalf("making a layer: %v", err)
-	}
-	if err := zip.Close(); err != nil {
-		m.t.Fatalf("making a layer: %v", err)
-	}
-	return Layer{m.add(ocispec.MediaTypeImageLayerGzip, blob.Bytes()), diffID.Digest()}
+	return m.Pack(ocispec.MediaTypeImageLayerGzip, compression.Gzip, entries...)
 }
 
 // Image makes an image for this machine's platform that runs /hello, which one
 // of its layers must hold (see Hello).
 func (m *Images) Image(layers ...Layer) Image {
 	m.t.Helper()
-	config := ocispec.Image{
-		Platform: platforms.Normalize(platforms.DefaultSpec()),
-		Config:   ocispec.ImageConfig{Entrypoint: []string{"/hello"}},
-		RootFS:   ocispec.RootFS{Type: "layers"},
-	}
-	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
+	return m.ImageFor(platforms.Normalize(platforms.DefaultSpec()), layers...)
+}
+
+// config makes the configuration of an image.
+func (m *Images) config(p ocispec.Platform, layers []Layer) ocispec.Descriptor {
+	m.t.Helper()
+	config := ocispec.Image{Platform: p, Config: ocispec.ImageConfig{Entrypoint: []string{"/hello"}}, RootFS: ocispec.RootFS{Type: "layers"}}
 	for _, l := range layers {
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, l.diffID)
+	}
+	return m.addJSON(ocispec.MediaTypeImageConfig, config)
+}
+
+// manifest makes the manifest of an image.
+func (m *Images) manifest(config ocispec.Descriptor, layers []Layer) Image {
+	m.t.Helper()
+	manifest := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: config, Layers: []ocispec.Descriptor{},
+	}
+	for _, l := range layers {
 		manifest.Layers = append(manifest.Layers, l.Descriptor)
 	}
-	manifest.Config = m.addJSON(ocispec.MediaTypeImageConfig, config)
-	return Image{m.addJSON(ocispec.MediaTypeImageManifest, manifest), manifest.Config.Digest, layers}
+	return Image{Manifest: m.addJSON(ocispec.MediaTypeImageManifest, manifest), ID: config.Digest, Layers: layers}
+}
+
+// Chain is the name of the image's snapshot.
+func (image Image) Chain() digest.Digest {
+	var diffIDs []digest.Digest
+	for _, l := range image.Layers {
+		diffIDs = append(diffIDs, l.diffID)
+	}
+	return identity.ChainID(diffIDs)
 }
 
 func (m *Images) addJSON(mediaType string, v any) ocispec.Descriptor {

@@ -17,8 +17,8 @@ type toolset struct {
 	packages []string
 }
 
-// The daemons live in modules of their own: they share package names, and 1.7
-// needs older dependencies than 2.x.
+// The daemons live in modules of their own: they share package names, and each
+// needs the dependencies of its time.
 var (
 	tools = toolset{"tools", ".", []string{
 		"github.com/containerd/containerd/v2/cmd/containerd",
@@ -31,6 +31,10 @@ var (
 		"github.com/containerd/containerd/cmd/containerd",
 		"github.com/containerd/containerd/cmd/containerd-shim-runc-v2",
 	}}
+	tools23 = toolset{"containerd-2.3", "containerd-2.3", []string{
+		"github.com/containerd/containerd/v2/cmd/containerd",
+		"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+	}}
 )
 
 // Tool returns the path of one of the rig's pinned programs (ctr, crictl,
@@ -40,12 +44,28 @@ func Tool(t T, name string) string {
 	return filepath.Join(tools.build(t), name)
 }
 
-// Prepare builds and fetches all programs of the rig.
+// Prepare builds and fetches what a rig with the newest daemon needs.
 func Prepare(t T) {
 	t.Helper()
 	tools.build(t)
-	tools17.build(t)
 	runc(t)
+}
+
+// daemon returns the folder of a containerd's binaries.
+func daemon(t T, version string) string {
+	t.Helper()
+	switch version {
+	case V16:
+		return filepath.Join(debian(t, "containerd"), "usr", "bin")
+	case V17:
+		return tools17.build(t)
+	case V23:
+		return tools23.build(t)
+	case Newest:
+		return tools.build(t)
+	}
+	t.Fatalf("the rig has no containerd %q", version)
+	return ""
 }
 
 // build returns the folder of the tool set's binaries.
@@ -67,12 +87,19 @@ func (s toolset) build(t T) string {
 	})
 }
 
-// Debian's runc is built with seccomp, which CRI's default profile needs. It is
-// unpacked beside the other tools, so that nothing is installed on the machine.
+// runc returns the folder of Debian's runc, which is built with seccomp: CRI's
+// default profile needs that.
 func runc(t T) string {
 	t.Helper()
-	dir := once(t, "runc", func(dir string) error {
-		t.Logf("fetching Debian's runc")
+	return filepath.Join(debian(t, "runc"), "usr", "sbin")
+}
+
+// debian returns the folder of a package of Debian. It is unpacked beside the other
+// tools, so that nothing is installed on the machine.
+func debian(t T, name string) string {
+	t.Helper()
+	return once(t, "debian-"+name, func(dir string) error {
+		t.Logf("fetching Debian's %s", name)
 		apt := filepath.Join(dir, "apt")
 		if err := os.MkdirAll(filepath.Join(apt, "lists", "partial"), 0o755); err != nil {
 			return err
@@ -81,19 +108,18 @@ func runc(t T) string {
 		if err := command(dir, "apt-get", append(opts, "update")...); err != nil {
 			return err
 		}
-		if err := command(dir, "apt-get", append(opts, "download", "runc")...); err != nil {
+		if err := command(dir, "apt-get", append(opts, "download", name)...); err != nil {
 			return err
 		}
 		if err := os.RemoveAll(apt); err != nil {
 			return err
 		}
-		debs, err := filepath.Glob(filepath.Join(dir, "runc_*.deb"))
+		debs, err := filepath.Glob(filepath.Join(dir, name+"_*.deb"))
 		if err != nil || len(debs) != 1 {
 			return fmt.Errorf("apt-get download left %q in %s", debs, dir)
 		}
 		return command(dir, "dpkg-deb", "--extract", debs[0], dir)
 	})
-	return filepath.Join(dir, "usr", "sbin")
 }
 
 // once returns the folder .cache/tools/name, filled by fill the first time. A
