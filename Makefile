@@ -7,7 +7,7 @@ CODE    := cmd deploy internal puller resolver secrets
 TOOL    := go tool -modfile=internal/tools/go.mod
 
 .DEFAULT_GOAL := build
-.PHONY: build test lint demo demo-stop bench clean
+.PHONY: build test test-all faults lint demo demo-stop bench clean
 
 build: ## the static binary, .cache/bin/kip
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kip ./cmd/kip
@@ -15,6 +15,15 @@ build: ## the static binary, .cache/bin/kip
 test: ## all tests, with the race detector; the summary names what was left out
 	$(TOOL) gotestsum --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 20m ./...
 	cd internal/tools/kubelet && go tool -modfile=../go.mod gotestsum --format standard-verbose -- ./...
+
+test-all: test ## the tests of daemon and program on each containerd from 1.6 on, and the faults
+	for v in 1.6 1.7 2.3; do echo "containerd $$v"; TEST_CONTAINERD=$$v $(TOOL) gotestsum --format pkgname-and-test-fails -- -timeout 20m ./puller ./cmd/kip || exit 1; done
+	TEST_ROUNDS=50 go test -count=1 -timeout 20m -run TestKipAndTheKubelet ./puller
+	$(MAKE) faults
+
+faults: ## kip killed at 100 random moments, containerd at 30: what is lost and fetched again
+	TEST_ROUNDS=100 go test -count=1 -v -timeout 30m -run TestAKilledKip ./cmd/kip
+	TEST_ROUNDS=30 go test -count=1 -v -timeout 30m -run TestAKilledContainerd ./cmd/kip
 
 lint: ## formatting, vet, staticcheck
 	@unformatted=$$(gofmt -l $(CODE)); test -z "$$unformatted" || { echo "gofmt would change: $$unformatted"; exit 1; }

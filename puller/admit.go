@@ -149,7 +149,7 @@ func (a *admission) read(ctx context.Context, desc ocispec.Descriptor, v any) er
 // need is what the layers will take of the disk: of those whose snapshot is there,
 // nothing, and of those that are downloaded already, their files only.
 func (p *Puller) need(ctx context.Context, layers []ocispec.Descriptor, diffIDs []digest.Digest) (int64, error) {
-	if p.disk.path == "" {
+	if p.disk.path == "" { // nobody asks
 		return 0, nil
 	}
 	files := p.opts.Disk.factor() - 1

@@ -29,14 +29,14 @@ func (o DiskOptions) factor() float64 { return cmp.Or(o.Factor, 3) }
 
 // spaceError says that an image does not fit.
 type spaceError struct {
-	need, free, total int64
+	need, room, total int64
 	threshold         int
 	path              string
 }
 
 func (e *spaceError) Error() string {
 	return fmt.Sprintf("not enough space at %s: unpacking needs up to %s, and of %s there are %s left before %d %% are in use",
-		e.path, progress.Bytes(e.need), progress.Bytes(e.total), progress.Bytes(max(0, e.free)), e.threshold)
+		e.path, progress.Bytes(e.need), progress.Bytes(e.total), progress.Bytes(max(0, e.room)), e.threshold)
 }
 
 // disk guards the filesystem of the images.
@@ -51,48 +51,48 @@ type disk struct {
 
 // find looks for the filesystem, at the place that CRI names.
 func (d *disk) find(criPath string) {
-	if d.opts.Threshold == 0 {
-		return
-	}
-	d.path = d.opts.Path
-	if d.path == "" {
-		d.path = criPath
-	}
-	if _, _, err := d.room(); err != nil {
+	d.path = cmp.Or(d.opts.Path, criPath)
+	if _, err := d.stat(); err != nil {
 		slog.Info("the image filesystem cannot be seen, so nothing is checked before a pull", "path", d.path, "error", err)
 		d.path = ""
 	}
 }
 
-// room returns how many bytes may still be filled, and how many there are in all.
-// It counts as the kubelet does: what only root may use is in use.
-func (d *disk) room() (free, total int64, err error) {
-	var s unix.Statfs_t
+// space is what there is on a filesystem, in bytes.
+type space struct{ total, free int64 }
+
+// stat counts as the kubelet does: what only root may use is not free.
+func (d *disk) stat() (space, error) {
 	if d.path == "" {
-		return 0, 0, unix.ENOENT
+		return space{}, unix.ENOENT
 	}
+	var s unix.Statfs_t
 	if err := unix.Statfs(d.path, &s); err != nil {
-		return 0, 0, err
+		return space{}, err
 	}
-	total = int64(s.Blocks) * s.Bsize
-	used := total - int64(s.Bavail)*s.Bsize
-	return total/100*int64(d.opts.Threshold) - used, total, nil
+	return space{int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize}, nil
 }
 
-// free is what may still be filled, -1 where the filesystem cannot be seen.
+// below is how much more may be used before a percentage of all is in use.
+func (s space) below(percent int) int64 { return s.total/100*int64(percent) - (s.total - s.free) }
+
+// free is the free space, -1 where the filesystem cannot be seen.
 func (d *disk) free() int64 {
-	free, _, err := d.room()
+	s, err := d.stat()
 	if err != nil {
 		return -1
 	}
-	return free
+	return s.free
 }
 
-// full tells whether the kubelet may be deleting images: it does so down to 5 below
-// its threshold (imageGCLowThresholdPercent is 80).
+// gcTarget is the percentage down to which the kubelet deletes images
+// (imageGCLowThresholdPercent).
+const gcTarget = 80
+
+// full tells whether the kubelet may be deleting images.
 func (d *disk) full() bool {
-	free, total, err := d.room()
-	return err == nil && free <= total/20
+	s, err := d.stat()
+	return err == nil && s.below(gcTarget) <= 0
 }
 
 // reserve takes room for a pull, until the function that it returns is called. It
@@ -121,20 +121,21 @@ func (d *disk) reserve(ctx context.Context, need func() (int64, error)) (release
 func (d *disk) try(need int64) (release func(), ended <-chan struct{}, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	free, total, err := d.room()
-	if err != nil || need == 0 {
+	s, err := d.stat()
+	if err != nil || need == 0 || d.opts.Threshold == 0 {
 		return func() {}, nil, nil
 	}
+	room := s.below(d.opts.Threshold)
 	others := int64(0)
 	for n := range d.reserved {
 		others += *n
 	}
 	switch {
-	case need+others <= free:
+	case need+others <= room:
 	case len(d.reserved) > 0:
 		return nil, d.ended, nil
 	default:
-		return nil, nil, &spaceError{need: need, free: free, total: total, threshold: d.opts.Threshold, path: d.path}
+		return nil, nil, &spaceError{need: need, room: room, total: s.total, threshold: d.opts.Threshold, path: d.path}
 	}
 	if d.reserved == nil {
 		d.reserved, d.ended = map[*int64]struct{}{}, make(chan struct{})

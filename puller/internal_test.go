@@ -169,3 +169,103 @@ func TestHasRegistryKnowsARegistryFromARepository(t *testing.T) {
 		}
 	}
 }
+
+// clock is a memory's, moved by hand.
+func clock() (*memory, func(time.Duration)) {
+	now := time.Now()
+	return &memory{now: func() time.Time { return now }}, func(d time.Duration) { now = now.Add(d) }
+}
+
+func anyReference(t *testing.T) Reference {
+	t.Helper()
+	ref, err := ParseReference("r.io/x:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ref
+}
+
+func TestAFightWithTheGarbageCollectorIsNotFought(t *testing.T) {
+	const gib = 1 << 30
+	ref := anyReference(t)
+	for name, c := range map[string]struct {
+		full  bool
+		pulls int // in the first 24 hours, after the first
+	}{
+		"the disk is full": {true, 4},
+		"it is not":        {false, 5}, // once at once: a person may have done it
+	} {
+		m, pass := clock()
+		pulls := -1
+		for at := time.Duration(0); at < 24*time.Hour; at += 5 * time.Minute {
+			if m.held(ref, 10*gib) == nil {
+				m.notePulled(ref, []string{"r.io/x:1"}, gib)
+				pulls++
+			}
+			pass(5 * time.Minute)
+			if len(m.records(ref)) > 0 {
+				m.noteRemoved(ref, c.full, 10*gib) // each time, and soon
+			}
+		}
+		if pulls > c.pulls || pulls < 3 {
+			t.Errorf("%s: %d pulls", name, pulls)
+		}
+	}
+}
+
+func TestAHoldEndsWithMoreSpace(t *testing.T) {
+	const gib = 1 << 30
+	ref := anyReference(t)
+	m, _ := clock()
+	m.notePulled(ref, []string{"r.io/x:1"}, 3*gib)
+	m.noteRemoved(ref, true, 10*gib)
+	for _, c := range []struct {
+		free int64
+		held bool
+	}{{-1, true}, {10 * gib, true}, {12 * gib, true}, {13 * gib, false}, {10 * gib, false}} {
+		if err := m.held(ref, c.free); (err != nil) != c.held {
+			t.Errorf("with %d free: %v", c.free, err)
+		}
+	}
+	m.noteNoSpace(ref, 3*gib, gib, syscall.ENOSPC)
+	if err := m.held(ref, 2*gib); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("error %v", err)
+	}
+	if err := m.held(ref, 3*gib); err != nil {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestAnImageThatStaysHasNoPast(t *testing.T) {
+	ref := anyReference(t)
+	m, pass := clock()
+	m.notePulled(ref, []string{"r.io/x:1"}, 1)
+	m.noteRemoved(ref, false, -1)
+	m.notePulled(ref, []string{"r.io/x:1"}, 1)
+	pass(2 * soon)
+	m.notePresent(ref)
+	if len(m.records(ref)) > 0 {
+		t.Error("a removal would count as soon after the pull")
+	}
+	m.notePulled(ref, []string{"r.io/x:1"}, 1)
+	m.noteRemoved(ref, false, -1)
+	if err := m.held(ref, -1); err != nil {
+		t.Errorf("the first removal in hours: %v", err)
+	}
+}
+
+func TestWhatIsHopelessIsSoForOneDigestAndDaemon(t *testing.T) {
+	ref := anyReference(t)
+	m, _ := clock()
+	m.noteHopeless(ref, "sha256:a", "2.4", errNotRunnable)
+	if err := m.isHopeless(ref, "sha256:a", "2.4"); !errors.Is(err, errNotRunnable) {
+		t.Errorf("error %v", err)
+	}
+	if m.isHopeless(ref, "sha256:b", "2.4") != nil || m.isHopeless(ref, "sha256:a", "2.5") != nil {
+		t.Error("another digest or daemon is not tried")
+	}
+	m.forget(map[string]bool{})
+	if m.isHopeless(ref, "sha256:a", "2.4") != nil {
+		t.Error("an image that was not wanted meanwhile is not tried")
+	}
+}

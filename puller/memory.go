@@ -39,9 +39,9 @@ type hopeless struct {
 // hold is a time in which an image is not pulled, unless there is more room on the
 // disk than there was.
 type hold struct {
-	err   error
-	until time.Time
-	free  int64 // -1 where it cannot be seen
+	err    error
+	until  time.Time
+	enough int64 // free bytes with which it ends before; 0 where that cannot be seen
 }
 
 // An image that others remove soon after each pull is most likely removed by the
@@ -142,7 +142,10 @@ func (m *memory) noteRemoved(ref Reference, full bool, free int64) {
 	}
 	after := m.now().Sub(p.pulled).Round(time.Second)
 	p.pulled = time.Time{}
-	p.hold = m.newHold(p.setbacks-1, firstRemoval, free, fmt.Errorf("%w: others removed it %s after it was pulled", errRemoved, after))
+	p.hold = m.newHold(p.setbacks-1, firstRemoval, fmt.Errorf("%w: others removed it %s after it was pulled", errRemoved, after))
+	if free >= 0 { // they made room down to this, and would again
+		p.hold.enough = free + max(p.need, 1)
+	}
 }
 
 // noteNoSpace remembers that the disk became full in a pull.
@@ -151,14 +154,16 @@ func (m *memory) noteNoSpace(ref Reference, need, free int64, err error) {
 	defer m.mu.Unlock()
 	p := m.of(ref)
 	p.setbacks++
-	p.need = need
-	p.hold = m.newHold(p.setbacks-1, firstNoSpace, free, err)
+	p.hold = m.newHold(p.setbacks-1, firstNoSpace, err)
+	if free >= 0 { // what was free was not enough, whatever kip had thought
+		p.hold.enough = max(need, free+need/10, 1)
+	}
 }
 
-func (m *memory) newHold(times int, first time.Duration, free int64, err error) *hold {
+func (m *memory) newHold(times int, first time.Duration, err error) *hold {
 	wait := min(first<<min(times, 10), maxHold)
 	until := m.now().Add(wait)
-	return &hold{fmt.Errorf("%w (left alone until %s, or until there is more space)", err, until.Format(time.DateTime)), until, free}
+	return &hold{fmt.Errorf("%w (left alone until %s, or until there is more space)", err, until.Format(time.DateTime)), until, 0}
 }
 
 // held returns why the image is to be left alone now, nil where it is not.
@@ -167,7 +172,7 @@ func (m *memory) held(ref Reference, free int64) error {
 	defer m.mu.Unlock()
 	p := m.of(ref)
 	h := p.hold
-	if h == nil || m.now().After(h.until) || h.free >= 0 && free-h.free > max(p.need, 1<<20) {
+	if h == nil || m.now().After(h.until) || h.enough > 0 && free >= h.enough {
 		p.hold = nil
 		return nil
 	}

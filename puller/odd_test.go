@@ -43,6 +43,9 @@ func dir(path string) testenv.Entry {
 
 const gzipLayer = ocispec.MediaTypeImageLayerGzip
 
+// here is the platform of this machine.
+const here = "linux/" + runtime.GOARCH
+
 // otherArch is one that this machine is not.
 func otherArch() string {
 	if runtime.GOARCH == "arm64" {
@@ -52,7 +55,6 @@ func otherArch() string {
 }
 
 func oddImages() []oddImage {
-	here := "linux/" + runtime.GOARCH
 	gz := func(m *testenv.Images, e ...testenv.Entry) testenv.Layer {
 		return m.Pack(gzipLayer, compression.Gzip, e...)
 	}
@@ -158,7 +160,7 @@ func oddImages() []oddImage {
 		{name: "an index for others only", make: func(m *testenv.Images) testenv.Image {
 			a := m.Image(gz(m, file("a", "others")))
 			return m.Index(a.For(otherArch()), a.For("windows/"+runtime.GOARCH), m.Attestation(a))
-		}, reason: puller.NoMatchingPlatform, says: "no match for linux/" + runtime.GOARCH + " (has: " + otherArch() + ", windows/" + runtime.GOARCH + ")"},
+		}, reason: puller.NoMatchingPlatform, says: "no match for " + here + " (has: " + otherArch() + ", windows/" + runtime.GOARCH + ")"},
 		{name: "a manifest for others", make: func(m *testenv.Images) testenv.Image {
 			return m.ImageFor(*m.Image().For(otherArch()).Platform, gz(m, file("a", "another machine")))
 		}, reason: puller.NoMatchingPlatform, says: "it is for " + otherArch()},
@@ -175,7 +177,7 @@ func TestOddImages(t *testing.T) {
 	n := startNode(t, testenv.Config{}, puller.Options{})
 	for i, odd := range oddImages() {
 		t.Run(odd.name, func(t *testing.T) {
-			n := &node{Containerd: n.Containerd, t: t, client: n.client, reg: n.reg, images: n.images, keyring: n.keyring, puller: n.puller}
+			n := n.in(t)
 			img := odd.make(n.images)
 			ref := n.reg.Push(n.images, img, fmt.Sprintf("team/odd:%d", i))
 			want := odd.reason

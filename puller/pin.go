@@ -55,7 +55,29 @@ func (p *Puller) pin(ctx context.Context, results []Result) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, p.unpin(ctx, func(ref string) bool { return over[ref] }))...)
+	errs = append(errs, p.unpin(ctx, func(ref string) bool { return over[ref] }))
+	for i := range results {
+		if r := &results[i]; over[r.Ref] && r.Pinned {
+			pinned, err := p.isPinned(ctx, r.Names) // somebody else may have pinned it
+			r.Pinned = pinned
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isPinned tells whether one of the records keeps its image.
+func (p *Puller) isPinned(ctx context.Context, names []string) (bool, error) {
+	for _, name := range names {
+		img, err := p.client.ImageService().Get(ctx, name)
+		if err != nil {
+			return false, fmt.Errorf("reading the image record %s: %w", name, err)
+		}
+		if img.Labels[pinnedLabel] == pinnedValue {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // parts are what an image takes of the disk: the blobs that are at the daemon and

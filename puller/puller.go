@@ -114,7 +114,9 @@ func Connect(ctx context.Context, address string, timeout time.Duration, opts Op
 		return nil, unreachable(ctx, path, err)
 	}
 	conn.Close()
-	client, err := containerd.New(path)
+	// A daemon that is restarted is waited for, up to the limit that each call has by
+	// its context.
+	client, err := containerd.New(path, containerd.WithExtraDialOpts([]grpc.DialOption{grpc.WithDefaultCallOptions(grpc.WaitForReady(true))}))
 	if err != nil {
 		return nil, unreachable(ctx, path, err)
 	}

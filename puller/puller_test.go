@@ -59,6 +59,13 @@ func (n *node) connect(opts puller.Options) *puller.Puller {
 	return p
 }
 
+// in is the node in a test below the one that it was started for.
+func (n *node) in(t *testing.T) *node {
+	c := *n
+	c.t = t
+	return &c
+}
+
 // login makes the keyring hold one password for the registry.
 func (n *node) login(password string) {
 	n.t.Helper()
@@ -116,7 +123,7 @@ func (n *node) noLeases() {
 }
 
 func TestAPullLeavesWhatTheKubeletExpects(t *testing.T) {
-	for _, version := range []string{testenv.Newest, testenv.V17} {
+	for _, version := range testenv.Smoke() {
 		t.Run("containerd "+version, func(t *testing.T) {
 			n := startNode(t, testenv.Config{Version: version}, puller.Options{})
 			img := n.images.Kernels(1)[0]
@@ -473,7 +480,7 @@ func TestASetSharesLayersAndNames(t *testing.T) {
 }
 
 func TestTheDaemonsOwnSettingsHold(t *testing.T) {
-	for _, version := range []string{testenv.Newest, testenv.V17} {
+	for _, version := range testenv.Smoke() {
 		t.Run("containerd "+version, func(t *testing.T) {
 			n := startNode(t, testenv.Config{Version: version, Snapshotter: "native", DiscardUnpackedLayers: true}, puller.Options{})
 			img := n.images.Kernels(1)[0]

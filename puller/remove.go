@@ -15,7 +15,8 @@ import (
 // nothing refers to has gone. It returns the names that it has deleted; an error
 // for which errdefs.IsNotFound is true says that there is no such record.
 func (p *Puller) Remove(ctx context.Context, name string, allNames, wait bool) ([]string, error) {
-	ctx = p.context(ctx)
+	ctx, cancel := limited(p.context(ctx), tidyLimit)
+	defer cancel()
 	names := []string{name}
 	if allNames {
 		var err error

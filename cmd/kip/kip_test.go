@@ -116,7 +116,7 @@ func (c *cluster) login(t *testing.T, password string) {
 }
 
 func TestKernelspecsBecomeImagesThatTheKubeletSees(t *testing.T) {
-	for _, version := range []string{testenv.Newest, testenv.V17} {
+	for _, version := range testenv.Smoke() {
 		t.Run("containerd "+version, func(t *testing.T) {
 			c := startCluster(t, version)
 			got := kip(t, "run", "--once", "-o", "json")
@@ -163,7 +163,7 @@ func TestKernelspecsBecomeImagesThatTheKubeletSees(t *testing.T) {
 }
 
 func TestAWrongPasswordFailsItsImagesOnly(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	testenv.MountSecret(t, c.secrets, "team-pull", map[string]testenv.Login{c.reg.Host + "/team/kernel-r": {Username: "team", Password: "canary-wrong"}})
 	testenv.MountSecret(t, c.secrets, "team-rest", map[string]testenv.Login{
 		c.reg.Host + "/team/kernel-py": {Username: "team", Password: "canary/pass+word"}, c.reg.Host + "/team/kernel-scala": {Username: "team", Password: "canary/pass+word"},
@@ -193,7 +193,7 @@ func TestAWrongPasswordFailsItsImagesOnly(t *testing.T) {
 }
 
 func TestTeamsOfOneRegistryDoNotUseEachOthersLogins(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	reg := testenv.StartRegistry(t, testenv.Bearer, map[string]testenv.User{
 		"a": {Password: "canary-a", Prefixes: []string{"team-a/"}}, "b": {Password: "canary-b", Prefixes: []string{"team-b/"}},
 	})
@@ -219,7 +219,7 @@ func TestTeamsOfOneRegistryDoNotUseEachOthersLogins(t *testing.T) {
 }
 
 func TestASecretIsRotatedWhileTheAgentRuns(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	c.gateway.SetKernels(map[string]string{"a": c.refs[0]})
 	c.login(t, "canary-old")
 	t.Setenv("KIP_INTERVAL", "1")
@@ -241,7 +241,7 @@ func TestASecretIsRotatedWhileTheAgentRuns(t *testing.T) {
 }
 
 func TestTheSecondSecretIsUsedWhenTheFirstIsRevoked(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	testenv.MountSecret(t, c.secrets, "a-revoked", map[string]testenv.Login{c.reg.Host: {Username: "team", Password: "canary-wrong"}})
 	got := kip(t, "run", "--once", "-o", "json")
 	r := got.report(t)
@@ -259,7 +259,7 @@ func TestTheSecondSecretIsUsedWhenTheFirstIsRevoked(t *testing.T) {
 }
 
 func TestAPublicImageWithAStalePasswordIsPulledWithAWarning(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	c.login(t, "canary-wrong")
 	got := kip(t, "pull", "-o", "json", c.refs[3])
 	r := got.report(t)
@@ -273,7 +273,7 @@ func TestAPublicImageWithAStalePasswordIsPulledWithAWarning(t *testing.T) {
 }
 
 func TestNoSecretIsInAnyOutput(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	canaries := []string{"canary/pass+word", gatewayToken, "canary-wrong", "canary-broken", "canary-registry-header"}
 	testenv.MountSecret(t, c.secrets, "a-wrong", map[string]testenv.Login{c.reg.Host: {Username: "team", Password: "canary-wrong"}})
 	testenv.MountFile(t, c.secrets, "b-broken", ".dockerconfigjson", []byte(`{"auths":{"r.io":{"auth":"canary-broken"},"s.io":{"password":canary-broken}`))
@@ -333,7 +333,7 @@ func httpServer(t *testing.T, h http.HandlerFunc) string {
 }
 
 func TestBadInputIsOneClearLine(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	answer := func(body string) func(*testing.T) {
 		return func(*testing.T) { c.gateway.SetAnswer([]byte(body)) }
 	}
@@ -425,7 +425,7 @@ func TestBadInputIsOneClearLine(t *testing.T) {
 }
 
 func TestFoldersAreTakenFromTheNearestFlag(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	right, wrong := c.secrets, t.TempDir()
 	for _, in := range []struct {
 		name, variable string
@@ -481,7 +481,7 @@ func TestFoldersAreTakenFromTheNearestFlag(t *testing.T) {
 }
 
 func TestTheDefaultRegistryIsForNamesWithoutOne(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	t.Setenv("KIP_DEFAULT_CONTAINER_REGISTRY", c.reg.Host)
 	got := kip(t, "run", "--once", "-o", "json", "--image-fetcher", "StaticListFetcher", "--images", "public/kernel:1,"+c.refs[0])
 	r := got.report(t)
@@ -494,7 +494,7 @@ func TestTheDefaultRegistryIsForNamesWithoutOne(t *testing.T) {
 }
 
 func TestSourcesAreCombined(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	c.gateway.SetKernels(map[string]string{"a": c.refs[0]})
 	t.Setenv("KIP_IMAGE_FETCHER", "CombinedImagesFetcher")
 	t.Setenv("KIP_INTERNAL_FETCHERS", "KernelSpecsFetcher,StaticListFetcher")
@@ -512,7 +512,7 @@ func TestSourcesAreCombined(t *testing.T) {
 }
 
 func TestAnInterruptEndsAPull(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	ctx, interrupt := context.WithCancel(t.Context())
 	silent := httpServer(t, func(_ http.ResponseWriter, req *http.Request) {
 		interrupt()
@@ -528,7 +528,7 @@ func TestAnInterruptEndsAPull(t *testing.T) {
 }
 
 func TestTheAgentWaitsForContainerdAndRestoresWhatGoes(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	c.node.Kill()
 	t.Setenv("KIP_INTERVAL", "1")
 	ctx, stop := context.WithCancel(namespaces.WithNamespace(t.Context(), "k8s.io"))
@@ -557,7 +557,7 @@ func TestTheAgentWaitsForContainerdAndRestoresWhatGoes(t *testing.T) {
 }
 
 func TestADaemonLostInMidRunIsAFailure(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	silent := httpServer(t, func(_ http.ResponseWriter, req *http.Request) {
 		c.node.Kill()
 		<-req.Context().Done()
@@ -571,7 +571,7 @@ func TestADaemonLostInMidRunIsAFailure(t *testing.T) {
 }
 
 func TestADaemonThatHangsIsAFailure(t *testing.T) {
-	c := startCluster(t, testenv.Newest)
+	c := startCluster(t, testenv.UnderTest())
 	hung := httpServer(t, func(_ http.ResponseWriter, req *http.Request) {
 		c.node.Pause()
 		<-req.Context().Done()
@@ -588,5 +588,31 @@ func TestVersionNamesWhatKipIsMadeOf(t *testing.T) {
 		if !strings.Contains(got.stdout, want) {
 			t.Errorf("no %q in %s", want, got)
 		}
+	}
+}
+
+func TestImagesRmIsCtrs(t *testing.T) {
+	c := startCluster(t, testenv.UnderTest())
+	if got := kip(t, "pull", c.refs[0], c.refs[1]); got.status != exitOK {
+		t.Fatal(got)
+	}
+	digestName := c.reg.Host + "/team/kernel-py@" + c.kernels[0].Manifest.Digest.String()
+	if got := kip(t, "images", "rm", digestName, "no/such:1"); got.status != exitOK || got.stdout != digestName+"\n" || !strings.Contains(got.stderr, "no/such:1") {
+		t.Error(got)
+	}
+	got := kip(t, "i", "remove", "--all-names", "--sync", c.refs[0])
+	names := strings.Fields(got.stdout)
+	slices.Sort(names)
+	if want := []string{c.refs[0], c.kernels[0].ID.String()}; got.status != exitOK || !slices.Equal(names, want) {
+		t.Errorf("%s\nwant %q", got, want)
+	}
+	if c.node.ImageStatus(c.refs[0]) != nil || c.node.ImageStatus(c.refs[1]) == nil {
+		t.Error("CRI sees other images than those that are left")
+	}
+	if got := kip(t, "images", "rm"); got.status != exitUsage {
+		t.Error(got)
+	}
+	if got := kip(t, "images", "rm", c.refs[1], "--sync"); got.status != exitUsage || !strings.Contains(got.stderr, "flags go before arguments") {
+		t.Error(got)
 	}
 }

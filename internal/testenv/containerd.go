@@ -50,8 +50,6 @@ type Config struct {
 	ProxySnapshotter string
 	// DiskMiB puts the daemon's root on a filesystem of its own, of that size.
 	DiskMiB int
-	// Verifiers is a folder of image verifiers.
-	Verifiers string
 }
 
 // Versions of containerd that the rig can start.
@@ -65,6 +63,15 @@ const (
 // UnderTest is the version of containerd that tests are about where they do not
 // say: that of TEST_CONTAINERD, or else the newest.
 func UnderTest() string { return cmp.Or(os.Getenv("TEST_CONTAINERD"), Newest) }
+
+// Smoke are the versions for a test of what matters most: the one under test, and
+// beside the newest the last of 1.x.
+func Smoke() []string {
+	if UnderTest() == Newest {
+		return []string{Newest, V17}
+	}
+	return []string{UnderTest()}
+}
 
 // StartContainerd starts a daemon with a root, state and socket of its own.
 //
@@ -144,9 +151,6 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
 		if !is1 {
 			b.WriteString("[proxy_plugins.proxy.exports]\n  enable_remote_snapshot_annotations = \"true\"\n")
 		}
-	}
-	if dir := c.config.Verifiers; dir != "" {
-		fmt.Fprintf(&b, "[plugins.\"io.containerd.image-verifier.v1.bindir\"]\n  bin_dir = %q\n", dir)
 	}
 	return b.String()
 }

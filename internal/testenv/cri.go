@@ -3,6 +3,7 @@ package testenv
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,6 +50,51 @@ func (c *Containerd) ListImages() []*runtime.Image {
 		c.t.Fatalf("ListImages: %v", err)
 	}
 	return list
+}
+
+// AwaitPinned waits until the kubelet sees an image as pinned, or as not pinned.
+func (c *Containerd) AwaitPinned(ref string, pinned bool) {
+	c.t.Helper()
+	await(c.t, fmt.Sprintf("CRI to see %s as pinned %t", ref, pinned), func() error {
+		if c.ImageStatus(ref).GetPinned() != pinned {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+}
+
+// RemoveImage removes an image as the kubelet does when it collects garbage.
+func (c *Containerd) RemoveImage(ref string) {
+	c.t.Helper()
+	err := c.CRI(func(conn *grpc.ClientConn) error {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		_, err := runtime.NewImageServiceClient(conn).RemoveImage(ctx, &runtime.RemoveImageRequest{Image: &runtime.ImageSpec{Image: ref}})
+		return err
+	})
+	if err != nil {
+		c.t.Fatalf("RemoveImage of %s: %v", ref, err)
+	}
+}
+
+// CRIPull pulls an image as the kubelet does, with a pod's pull secret, and returns
+// its ID.
+func (c *Containerd) CRIPull(ref, user, password string) string {
+	c.t.Helper()
+	id := ""
+	err := c.CRI(func(conn *grpc.ClientConn) error {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		resp, err := runtime.NewImageServiceClient(conn).PullImage(ctx, &runtime.PullImageRequest{
+			Image: &runtime.ImageSpec{Image: ref}, Auth: &runtime.AuthConfig{Username: user, Password: password},
+		})
+		id = resp.GetImageRef()
+		return err
+	})
+	if err != nil {
+		c.t.Fatalf("PullImage of %s: %v", ref, err)
+	}
+	return id
 }
 
 // LoadPause puts the sandbox image on the node, as it is there before the first

@@ -18,10 +18,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing/iotest"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/crypto/bcrypt"
 	"golang.org/x/sync/semaphore"
@@ -55,6 +57,8 @@ type Registry struct {
 	cut      atomic.Int64 // see CutAfter
 	down     atomic.Bool
 	lie      atomic.Bool
+	watch    atomic.Pointer[blobWatch]
+	shape    atomic.Pointer[shape]
 	gone     sync.Map // paths of manifests, see Delete
 	front    *server
 	token    *tokenService
@@ -66,8 +70,9 @@ type Request struct {
 	Method, Path string
 	// Authorization is the header that came with it, empty for none.
 	Authorization string
-	// Status is what was answered.
+	// Status is what was answered, and Sent how many bytes of it.
 	Status int
+	Sent   int64
 }
 
 // pusher may do everything in each registry of the rig. Its password is made
@@ -182,6 +187,41 @@ func (r *Registry) Delete(repository string, manifest ocispec.Descriptor) {
 	r.gone.Store("/v2/"+repository+"/manifests/"+manifest.Digest.String(), true)
 }
 
+// DeleteTag makes the registry forget a tag.
+func (r *Registry) DeleteTag(repository, tag string) {
+	r.t.Helper()
+	r.gone.Store("/v2/"+repository+"/manifests/"+tag, true)
+}
+
+// OnBlob calls f once, when n bytes of a blob have been sent; with no blob, that
+// ends.
+func (r *Registry) OnBlob(blob digest.Digest, n int64, f func()) {
+	r.watch.Store(&blobWatch{blob: blob, left: n, f: f})
+}
+
+// blobWatch is what OnBlob waits for.
+type blobWatch struct {
+	blob digest.Digest
+	left int64
+	f    func()
+}
+
+// watched is the body of a blob that is watched.
+type watched struct {
+	io.ReadCloser
+	*blobWatch
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.ReadCloser.Read(p)
+	if before := w.left; before > 0 {
+		if w.left -= int64(n); w.left <= 0 {
+			w.f()
+		}
+	}
+	return n, err
+}
+
 // resolver has the pusher's rights.
 func (r *Registry) resolver() remotes.Resolver {
 	creds := func(string) (string, string, error) { return pusher, r.password, nil }
@@ -238,10 +278,33 @@ func (r *Registry) CutAfter(n int64) {
 	r.down.Store(false)
 }
 
+// Shape makes the registry answer each request after a latency, and send no more
+// than so many bytes a second on each connection.
+func (r *Registry) Shape(latency time.Duration, rate int64) {
+	r.shape.Store(&shape{latency, rate})
+}
+
+type shape struct {
+	latency time.Duration
+	rate    int64
+}
+
+// shaped is a body that comes at a rate.
+type shaped struct {
+	io.ReadCloser
+	rate int64
+}
+
+func (s shaped) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p[:min(len(p), 32<<10)])
+	time.Sleep(time.Duration(n) * time.Second / time.Duration(s.rate))
+	return n, err
+}
+
 // LieOnce makes the registry change a byte of the next blob.
 func (r *Registry) LieOnce() { r.lie.Store(true) }
 
-// spoil changes an answer as CutAfter and LieOnce have said.
+// spoil changes an answer as Shape, OnBlob, CutAfter and LieOnce have said.
 func (r *Registry) spoil(resp *http.Response) error {
 	if isBlob := strings.Contains(resp.Request.URL.Path, "/blobs/sha256"); isBlob && resp.Request.Method == "GET" && r.lie.CompareAndSwap(true, false) {
 		if _, err := io.CopyN(io.Discard, resp.Body, 1); err != nil {
@@ -251,6 +314,13 @@ func (r *Registry) spoil(resp *http.Response) error {
 			io.Reader
 			io.Closer
 		}{io.MultiReader(strings.NewReader("?"), resp.Body), resp.Body}
+	}
+	if s := r.shape.Load(); s != nil {
+		time.Sleep(s.latency)
+		resp.Body = shaped{resp.Body, s.rate}
+	}
+	if w := r.watch.Load(); w != nil && w.blob != "" && strings.HasSuffix(resp.Request.URL.Path, w.blob.String()) && resp.Request.Method == "GET" {
+		resp.Body = &watched{resp.Body, w}
 	}
 	if n := r.cut.Load(); n > 0 && resp.ContentLength > n {
 		r.down.Store(true)
@@ -305,7 +375,7 @@ func startServer(t T, h http.Handler) *server {
 // client can see it: what a client knows of, the record has.
 func (s *server) record(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		r := &Request{req.Method, req.URL.Path, req.Header.Get("Authorization"), http.StatusOK}
+		r := &Request{req.Method, req.URL.Path, req.Header.Get("Authorization"), http.StatusOK, 0}
 		s.mu.Lock()
 		s.seen = append(s.seen, r)
 		s.mu.Unlock()
@@ -329,7 +399,7 @@ func (s *server) forget() {
 	s.seen = nil
 }
 
-// statusWriter notes the status of an answer in its request.
+// statusWriter notes the status and length of an answer in its request.
 type statusWriter struct {
 	http.ResponseWriter
 	server  *server
@@ -341,6 +411,14 @@ func (w *statusWriter) WriteHeader(status int) {
 	w.request.Status = status
 	w.server.mu.Unlock()
 	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *statusWriter) Write(p []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(p)
+	w.server.mu.Lock()
+	w.request.Sent += int64(n)
+	w.server.mu.Unlock()
+	return n, err
 }
 
 // Unwrap lets the server find the Flusher below.

@@ -50,6 +50,21 @@ func NeedRoot(t interface {
 	t.Skipf("needs root: it starts a containerd")
 }
 
+// Rounds is how often a test does what goes wrong now and then: few times in the
+// gate, and as often as TEST_ROUNDS says in a long run.
+func Rounds(t T, few int) int {
+	t.Helper()
+	text := os.Getenv("TEST_ROUNDS")
+	if text == "" {
+		return few
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("TEST_ROUNDS is %q: it must be a number, 1 or more", text)
+	}
+	return n
+}
+
 // Tree returns the root of the source tree that the working folder is in.
 func Tree(t T) string {
 	t.Helper()
