@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 
 	"example.com/kip/internal/testenv"
@@ -396,6 +397,15 @@ func TestBadInputIsOneClearLine(t *testing.T) {
 		{"no pullers", env("KIP_NUM_PULLERS", "0"), once, exitUsage, "(KIP_NUM_PULLERS) is 0"},
 		{"pullers that are no number", env("KIP_NUM_PULLERS", "two"), once, exitUsage, `"KIP_NUM_PULLERS"`},
 		{"no retries", env("KIP_NUM_RETRIES", "0"), once, exitUsage, "(KIP_NUM_RETRIES) is 0"},
+		{"a deadline of nothing", nil, []string{"pull", "--image-deadline", "0s", "x"}, exitUsage, "--image-deadline is 0s"},
+		{"a threshold above all", nil, []string{"pull", "--disk-threshold", "101", "x"}, exitUsage, "--disk-threshold is 101"},
+		{"a factor that is no number", nil, []string{"pull", "--disk-factor", "NaN", "x"}, exitUsage, "--disk-factor is NaN"},
+		{"a factor below one", nil, []string{"pull", "--disk-factor", "0.5", "x"}, exitUsage, "--disk-factor is 0.5"},
+		{"an image filesystem that is not there", nil, []string{"pull", "--image-fs", "/no/such", "x"}, exitUsage, `--image-fs is "/no/such"`},
+		{"a budget of many", nil, []string{"run", "--once", "--pin-budget", "many"}, exitUsage, `--pin-budget is "many"`},
+		{"a budget below nothing", nil, []string{"run", "--once", "--pin-budget", "-1"}, exitUsage, `--pin-budget is "-1"`},
+		{"a budget beyond all", nil, []string{"run", "--once", "--pin-budget", "100E"}, exitUsage, `--pin-budget is "100E"`},
+		{"a removal of nothing", nil, []string{"images", "rm"}, exitUsage, "kip images rm needs the name of an image record"},
 		{"an interval that is none", env("KIP_INTERVAL", "often"), once, exitUsage, `(KIP_INTERVAL) is "often"`},
 		{"an invalid policy warns", env("KIP_PULL_POLICY", "Never"), once, exitOK, "invalid pull policy"},
 	} {
@@ -614,5 +624,52 @@ func TestImagesRmIsCtrs(t *testing.T) {
 	}
 	if got := kip(t, "images", "rm", c.refs[1], "--sync"); got.status != exitUsage || !strings.Contains(got.stderr, "flags go before arguments") {
 		t.Error(got)
+	}
+}
+
+func TestTheAgentGivesUpWhatIsNoLongerWanted(t *testing.T) {
+	c := startCluster(t, testenv.UnderTest())
+	c.gateway.SetKernels(map[string]string{"a": c.refs[0], "b": c.refs[1]})
+	client := c.node.Client()
+	ctx := namespaces.WithNamespace(t.Context(), "k8s.io")
+	if _, err := client.LeasesService().Create(ctx, leases.WithID("kip-old"), leases.WithLabels(map[string]string{"kip/image-reference": "r.io/old:1"})); err != nil {
+		t.Fatal(err)
+	}
+	left := func() (leases, pins int) {
+		t.Helper()
+		l, err := client.LeasesService().List(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := client.ImageService().List(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, img := range all {
+			if img.Labels["kip/pinned-for"] != "" {
+				pins++
+			}
+		}
+		return len(l), pins
+	}
+	run := []string{"run", "--once", "-o", "json", "--pin-budget", "1Gi"}
+	for _, step := range []struct {
+		name         string
+		given        func()
+		args         []string
+		leases, pins int
+	}{
+		{"kip pull is not the keeper", func() {}, []string{"pull", c.refs[0]}, 1, 0},
+		{"the gateway is down, so nobody knows", func() { t.Setenv("KIP_GATEWAY_HOST", "http://127.0.0.1:1") }, append(run, "--images", c.refs[0], "--image-fetcher", "CombinedImagesFetcher", "--internal-fetchers", "KernelSpecsFetcher,StaticListFetcher"), 1, 3},
+		{"all is known", func() { t.Setenv("KIP_GATEWAY_HOST", c.gateway.URL) }, run, 0, 6},
+		{"one is not wanted any more", func() { c.gateway.SetKernels(map[string]string{"a": c.refs[0]}) }, run, 0, 3},
+		{"kip pull unpins nothing", func() {}, []string{"pull", c.refs[1]}, 0, 3},
+		{"pins are off", func() {}, run[:4], 0, 0},
+	} {
+		step.given()
+		got := kip(t, step.args...)
+		if leases, pins := left(); leases != step.leases || pins != step.pins {
+			t.Errorf("%s: %d leases and %d pins, want %d and %d\n%s", step.name, leases, pins, step.leases, step.pins, got)
+		}
 	}
 }
