@@ -191,6 +191,9 @@ func (a *attempt) pull(ctx context.Context, r *resolver.Resolver, gate *admissio
 	if a.have.content && a.have.Target.Digest == target.Digest { // the tag has not moved
 		return a.p.mend(ctx, a.ref, a.have)
 	}
+	if err := a.p.checkVerifiers(); err != nil {
+		return err
+	}
 	ctx, a.resume, err = a.p.lease(ctx, a.ref)
 	if err != nil {
 		return err

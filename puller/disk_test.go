@@ -26,7 +26,7 @@ func smallDisk(t *testing.T, threshold int) (n *node, big, small string) {
 // push makes an image of so many MiB that do not compress.
 func (n *node) push(name string, mib int) string {
 	n.t.Helper()
-	img := n.images.Image(n.images.Layer(testenv.Hello(n.t)), n.images.Layer(testenv.Noise(name, mib<<20)))
+	img := n.images.Image(n.images.Layer(testenv.Hello(n.t)), n.images.Noise(name, mib<<20))
 	return n.reg.Push(n.images, img, "team/"+name+":1")
 }
 

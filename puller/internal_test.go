@@ -16,6 +16,7 @@ import (
 
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 
 	"example.com/kip/resolver"
 )
@@ -118,6 +119,7 @@ func TestEachErrorHasItsReason(t *testing.T) {
 		{fmt.Errorf("no match for platform in manifest: %w", errdefs.ErrNotFound), NoMatchingPlatform},
 		{errors.New("failed to extract layer sha256:a: archive/tar: invalid tar header"), BadLayer},
 		{fmt.Errorf("rpc: %w", errdefs.ErrUnavailable), DaemonUnavailable},
+		{fmt.Errorf("failed to copy: failed to send write: %w", errgrpc.ToNative(io.EOF)), DaemonUnavailable},
 		{fmt.Errorf("pull: %w", context.DeadlineExceeded), DeadlineExceeded},
 		{fmt.Errorf("pull: %w", context.Canceled), Cancelled},
 		{errors.New("what is this"), Internal},

@@ -17,7 +17,7 @@ import (
 // half leaves a pull that broke in the middle of its second layer.
 func (n *node) half(opts puller.Options) (ref string, total int64) {
 	n.t.Helper()
-	img := n.images.Image(n.images.Layer(testenv.Hello(n.t)), n.images.Layer(testenv.Noise("noise", 8<<20)))
+	img := n.images.Image(n.images.Layer(testenv.Hello(n.t)), n.images.Noise("noise", 8<<20))
 	ref = n.reg.Push(n.images, img, "team/half:1")
 	n.reg.CutAfter(5 << 20)
 	opts.Retries = 1
@@ -134,7 +134,7 @@ func TestAnImageHasADeadline(t *testing.T) {
 
 func TestAPullThatIsCancelledKeepsWhatItHas(t *testing.T) {
 	n := startNode(t, testenv.Config{}, puller.Options{})
-	img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Layer(testenv.Noise("noise", 32<<20)))
+	img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Noise("noise", 32<<20))
 	ref := n.reg.Push(n.images, img, "team/kernel:1")
 	ctx, cancel := context.WithCancel(namespaces.WithNamespace(t.Context(), "k8s.io"))
 	defer cancel()

@@ -135,7 +135,7 @@ func TestKipAndTheKubeletPullTheSameImageAtOnce(t *testing.T) {
 	base := n.images.Layer(testenv.Hello(t))
 	for i := range testenv.Rounds(t, 5) {
 		name := fmt.Sprintf("both-%d", i)
-		img := n.images.Image(base, n.images.Layer(testenv.Noise(name+"-a", 2<<20)), n.images.Layer(testenv.Noise(name+"-b", 1<<20)))
+		img := n.images.Image(base, n.images.Noise(name+"-a", 2<<20), n.images.Noise(name+"-b", 1<<20))
 		ref := n.reg.Push(n.images, img, "team/"+name+":1")
 		n.reg.Forget()
 		var wg sync.WaitGroup

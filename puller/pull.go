@@ -58,16 +58,18 @@ func (p *Puller) pull(ctx context.Context, ref Reference, keyring resolver.Keyri
 	if p.opts.Always && !ref.digested() {
 		known = nil
 	}
+	if len(have.Missing) == 0 {
+		p.memory.notePresent(ref)
+	}
 	switch {
 	case known != nil && len(have.Missing) == 0:
-		p.memory.notePresent(ref)
 	case known != nil && have.content:
 		slog.Info("writing what is missing", "image", res.Ref, "missing", have.Missing)
 		if err := p.mend(ctx, ref, have); err != nil {
 			return err
 		}
 	default:
-		if err := p.mayPull(ctx, ref, have); err != nil {
+		if err := p.isLeftAlone(ctx, ref, have); err != nil {
 			return err
 		}
 		slog.Debug("pulling", "image", res.Ref, "missing", have.Missing)
@@ -89,9 +91,9 @@ func (p *Puller) mend(ctx context.Context, ref Reference, have Presence) error {
 	return p.writeRecords(ctx, ref, *have.Target, have.ID)
 }
 
-// mayPull tells whether there is a reason to leave the image alone: it does not
-// stay on this node, or the daemon's image verifiers would not be asked.
-func (p *Puller) mayPull(ctx context.Context, ref Reference, have Presence) error {
+// isLeftAlone returns why the image is not to be pulled for a while, nil where it
+// is: it does not stay on this node, or does not fit.
+func (p *Puller) isLeftAlone(ctx context.Context, ref Reference, have Presence) error {
 	if have.Target == nil {
 		gone, err := p.isRemoved(ctx, ref)
 		if err != nil {
@@ -101,10 +103,7 @@ func (p *Puller) mayPull(ctx context.Context, ref Reference, have Presence) erro
 			p.memory.noteRemoved(ref, p.disk.full(), p.disk.free())
 		}
 	}
-	if err := p.memory.held(ref, p.disk.free()); err != nil {
-		return err
-	}
-	return p.checkVerifiers()
+	return p.memory.held(ref, p.disk.free())
 }
 
 // isRemoved tells whether all records have gone that kip wrote not long ago.

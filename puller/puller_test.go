@@ -362,7 +362,7 @@ func TestAWrongPasswordIsNamed(t *testing.T) {
 
 func TestAPartialDownloadIsTakenUpAgain(t *testing.T) {
 	n := startNode(t, testenv.Config{}, puller.Options{Retries: 1})
-	img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Layer(testenv.Noise("noise", 8<<20)))
+	img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Noise("noise", 8<<20))
 	ref := n.reg.Push(n.images, img, "team/kernel:1")
 	n.reg.CutAfter(5 << 20) // within the second layer's blob
 	res := n.pull(ref)
@@ -388,7 +388,7 @@ func TestTwoKipsPullTheSameImage(t *testing.T) {
 	other := n.connect(puller.Options{Retries: 1})
 	for i := range 4 {
 		name := fmt.Sprintf("noise-%d", i)
-		img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Layer(testenv.Noise(name, 4<<20)))
+		img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Noise(name, 4<<20))
 		ref := parse(t, n.reg.Push(n.images, img, "team/"+name+":1"))
 		n.reg.Forget()
 		results := make(chan puller.Result)

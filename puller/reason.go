@@ -84,7 +84,8 @@ func reasonOf(err error) Reason {
 	if r := reasonOfOwn(err); r != "" {
 		return r
 	}
-	if errdefs.IsUnavailable(err) {
+	// A stream to a daemon that has gone says EOF when something is sent into it.
+	if errdefs.IsUnavailable(err) || strings.Contains(err.Error(), "failed to send write: EOF") {
 		return DaemonUnavailable
 	}
 	text := err.Error()

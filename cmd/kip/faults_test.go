@@ -37,11 +37,11 @@ func startVictim(t *testing.T) *victim {
 	c := startCluster(t, testenv.UnderTest())
 	v := &victim{cluster: c, t: t, kip: testenv.Kip(t, testenv.Dir(t), false), client: c.node.Client()}
 	v.ctx = namespaces.WithNamespace(t.Context(), "k8s.io")
-	base := []testenv.Layer{c.images.Layer(testenv.Hello(t)), c.images.Layer(testenv.Noise("base", 4<<20))}
+	base := []testenv.Layer{c.images.Layer(testenv.Hello(t)), c.images.Noise("base", 4<<20)}
 	kernels := map[string]string{}
 	for i := range 4 {
 		name := fmt.Sprintf("k%d", i)
-		img := c.images.Image(append(base[:2:2], c.images.Layer(testenv.Noise(name+"-a", 3<<20)), c.images.Layer(testenv.Noise(name+"-b", 2<<20)))...)
+		img := c.images.Image(append(base[:2:2], c.images.Noise(name+"-a", 3<<20), c.images.Noise(name+"-b", 2<<20))...)
 		v.images = append(v.images, img)
 		kernels[name] = c.reg.Push(c.images, img, "team/"+name+":1")
 	}
@@ -198,50 +198,46 @@ func (f figures) log(t *testing.T, what string) {
 		"layers fetched again in part: %d in all (%d bytes), at most %d of one image", what, f.hit, f.rounds, f.layers, f.excess, f.most)
 }
 
-func TestAKilledKipLosesNothing(t *testing.T) {
-	v := startVictim(t)
+// kill hinders rounds cycles of kip, each at a random moment, and has each followed
+// by one that is left alone.
+func (v *victim) kill(what string, rounds int, kill func(kip *exec.Cmd)) {
+	v.t.Helper()
 	var f figures
-	for range testenv.Rounds(t, 5) {
-		cmd, _, _ := v.start()
-		time.Sleep(rand.N(v.took)) // any moment will do
-		cmd.Process.Kill()
-		if cmd.Wait() != nil {
-			f.hit++
-		}
-		before := v.progress()
-		v.recovers()
-		f.add(v, before)
-		v.clear()
-	}
-	f.log(t, "kip killed")
-}
-
-func TestAKilledContainerdLosesNothing(t *testing.T) {
-	v := startVictim(t)
-	var f figures
-	for range testenv.Rounds(t, 3) {
+	for range rounds {
 		cmd, stdout, _ := v.start()
 		time.Sleep(rand.N(v.took)) // any moment will do
-		v.node.Kill()
-		v.node.Start()
+		kill(cmd)
 		err := cmd.Wait()
 		if err != nil || strings.Contains(stdout.String(), `"attempts":2`) {
 			f.hit++
 		}
-		if err != nil && cmd.ProcessState.ExitCode() != exitFailed && cmd.ProcessState.ExitCode() != exitUnreachable {
-			t.Errorf("kip ended with %v\n%s", err, stdout)
+		if code := cmd.ProcessState.ExitCode(); err != nil && code != -1 && code != exitFailed && code != exitUnreachable {
+			v.t.Errorf("kip ended with %v\n%s", err, stdout)
 		}
 		before := v.progress()
 		v.recovers()
 		f.add(v, before)
 		v.clear()
 	}
-	f.log(t, "containerd killed")
+	f.log(v.t, what)
+}
+
+func TestAKilledKipLosesNothing(t *testing.T) {
+	v := startVictim(t)
+	v.kill("kip killed", testenv.Rounds(t, 5), func(kip *exec.Cmd) { kip.Process.Kill() })
+}
+
+func TestAKilledContainerdLosesNothing(t *testing.T) {
+	v := startVictim(t)
+	v.kill("containerd killed", testenv.Rounds(t, 3), func(*exec.Cmd) {
+		v.node.Kill()
+		v.node.Start()
+	})
 }
 
 func TestTheAgentGoesOnWhenContainerdIsBack(t *testing.T) {
 	c := startCluster(t, testenv.UnderTest())
-	img := c.images.Image(c.images.Layer(testenv.Hello(t)), c.images.Layer(testenv.Noise("noise", 16<<20)))
+	img := c.images.Image(c.images.Layer(testenv.Hello(t)), c.images.Noise("noise", 16<<20))
 	c.gateway.SetKernels(map[string]string{"a": c.reg.Push(c.images, img, "team/big:1")})
 	t.Setenv("KIP_INTERVAL", "86400")
 	t.Setenv("KIP_NUM_RETRIES", "1")

@@ -163,7 +163,7 @@ func (m *Images) Kernels(n int) []Image {
 	m.t.Helper()
 	base := []Layer{
 		m.Layer(Hello(m.t)),
-		m.Layer(Noise("shared-by-all-kernels", 2<<20)),
+		m.Layer(noise("shared-by-all-kernels", 2<<20)),
 	}
 	var kernels []Image
 	for i := range n {
@@ -173,8 +173,16 @@ func (m *Images) Kernels(n int) []Image {
 	return kernels
 }
 
-// Noise is a file of n bytes that do not compress, the same for the same name.
-func Noise(name string, n int) File {
+// Noise makes a layer with one file of n bytes that do not compress, the same for the
+// same name. The layer is not compressed either, which takes long with the race
+// detector.
+func (m *Images) Noise(name string, n int) Layer {
+	m.t.Helper()
+	f := noise(name, n)
+	return m.Pack(ocispec.MediaTypeImageLayer, compression.Uncompressed, Entry{tar.Header{Typeflag: tar.TypeReg, Name: f.Path, Mode: f.Mode}, f.Data})
+}
+
+func noise(name string, n int) File {
 	data := make([]byte, n)
 	seed := sha256.Sum256([]byte(name))
 	rand.NewChaCha8(seed).Read(data)
