@@ -167,6 +167,8 @@ func (a *attempt) run(ctx context.Context) error {
 	a.res.Credential = r.Credential()
 	if err != nil {
 		err = a.fail(ctx, r, err)
+	} else {
+		a.warn(r)
 	}
 	a.shared = done()
 	return err
@@ -187,7 +189,6 @@ func (a *attempt) pull(ctx context.Context, r *resolver.Resolver, gate *admissio
 	if err := a.p.memory.isHopeless(a.ref, target.Digest.String(), a.p.settings.Daemon); err != nil {
 		return err
 	}
-	a.warn(r)
 	if a.have.content && a.have.Target.Digest == target.Digest { // the tag has not moved
 		return a.p.mend(ctx, a.ref, a.have)
 	}
@@ -281,6 +282,7 @@ func (a *attempt) fail(ctx context.Context, r *resolver.Resolver, err error) err
 	if r.Reject(err) {
 		err = fmt.Errorf("%w: %w", errRejected, err)
 	}
+	err = a.p.explain(ctx, err) // while its layers are there
 	reason := reasonOf(err)
 	keep := reason.resumable() && (!a.leased || a.resume || r.Bytes() > 0)
 	if !keep {
@@ -290,5 +292,5 @@ func (a *attempt) fail(ctx context.Context, r *resolver.Resolver, err error) err
 			slog.Warn("a lease is left behind", "image", a.ref, "error", e)
 		}
 	}
-	return a.p.explain(ctx, err)
+	return err
 }

@@ -81,7 +81,10 @@ func (m *memory) forget(wanted map[string]bool) {
 func (m *memory) noteHopeless(ref Reference, digest, daemon string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.of(ref).hopeless = &hopeless{digest, daemon, err}
+	p := m.of(ref)
+	if h := p.hopeless; h == nil || h.digest != digest || h.daemon != daemon {
+		p.hopeless = &hopeless{digest, daemon, err}
+	}
 }
 
 // isHopeless returns the error of a pull that failed and can only fail again.
@@ -163,7 +166,7 @@ func (m *memory) noteNoSpace(ref Reference, need, free int64, err error) {
 func (m *memory) newHold(times int, first time.Duration, err error) *hold {
 	wait := min(first<<min(times, 10), maxHold)
 	until := m.now().Add(wait)
-	return &hold{fmt.Errorf("%w (left alone until %s, or until there is more space)", err, until.Format(time.DateTime)), until, 0}
+	return &hold{fmt.Errorf("%w (left alone until %s, or until there is more space)", err, until.UTC().Format(time.RFC3339)), until, 0}
 }
 
 // held returns why the image is to be left alone now, nil where it is not.
