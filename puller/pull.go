@@ -58,17 +58,21 @@ func (p *Puller) pull(ctx context.Context, ref Reference, keyring resolver.Keyri
 	if p.opts.Always && !ref.digested() {
 		known = nil
 	}
-	if len(have.Missing) == 0 {
-		p.memory.notePresent(ref)
-	}
-	switch {
-	case known != nil && len(have.Missing) == 0:
-	case known != nil && have.content:
+	before := have
+	if known != nil && have.content && len(have.Missing) > 0 {
 		slog.Info("writing what is missing", "image", res.Ref, "missing", have.Missing)
 		if err := p.mend(ctx, ref, have); err != nil {
 			return err
 		}
-	default:
+		// What nothing had held may have been collected meanwhile.
+		if have, err = p.Check(ctx, ref); err != nil {
+			return err
+		}
+	}
+	if len(have.Missing) == 0 {
+		p.memory.notePresent(ref)
+	}
+	if known == nil || !have.content {
 		if err := p.isLeftAlone(ctx, ref, have); err != nil {
 			return err
 		}
@@ -77,7 +81,7 @@ func (p *Puller) pull(ctx context.Context, ref Reference, keyring resolver.Keyri
 			return err
 		}
 	}
-	return p.confirm(ctx, ref, have, res)
+	return p.confirm(ctx, ref, before, res)
 }
 
 // mend writes what is missing beside the content.
