@@ -49,6 +49,7 @@ func (p *Puller) tryAll(ctx context.Context, ref Reference, known *ocispec.Descr
 		{1, func(_ error, r Reason) bool { return r == BadLayer && a.repair(ctx) }},
 		{maxBroken, func(err error, _ Reason) bool { return errors.As(err, &broken) && a.replace(broken.digest) }},
 		{1, func(_ error, r Reason) bool { return r == NoSpace && a.stepAside() }},
+		{1, func(err error, _ Reason) bool { return isOrphaned(err) && a.cleanUp(ctx) }},
 	}
 	wait := backoff.BackOff{Wait: p.opts.BackOff, Max: maxBackOff}
 	for {
@@ -284,7 +285,7 @@ func (a *attempt) fail(ctx context.Context, r *resolver.Resolver, err error) err
 	}
 	err = a.p.explain(ctx, err) // while its layers are there
 	reason := reasonOf(err)
-	keep := reason.resumable() && (!a.leased || a.resume || r.Bytes() > 0)
+	keep := (reason.resumable() || isOrphaned(err)) && (!a.leased || a.resume || r.Bytes() > 0)
 	if !keep {
 		// What a later pull must not find has to be gone before it.
 		now := reason == DigestMismatch || reason == NoSpace

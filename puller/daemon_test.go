@@ -5,11 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
@@ -175,6 +177,29 @@ func TestWhatIsBrokenOnTheDiskIsReplaced(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTheFolderOfNoSnapshotIsInNobodysWay(t *testing.T) {
+	n := startNode(t, testenv.Config{}, puller.Options{})
+	ref, layer := n.half(puller.Options{})
+	// What a containerd leaves that is killed while it makes a snapshot: an extraction
+	// that never ends, and folders of which its database does not know.
+	held := leases.WithLease(n.ctx(), n.ownLease().ID)
+	if _, err := n.client.SnapshotService("overlayfs").Prepare(held, "extract-1-kill sha256:1", ""); err != nil {
+		t.Fatal(err)
+	}
+	n.collectGarbage() // now, since it would remove what follows
+	for i := range 20 {
+		orphan := filepath.Join(n.Root, "io.containerd.snapshotter.v1.overlayfs", "snapshots", strconv.Itoa(i), "fs")
+		if err := os.MkdirAll(orphan, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	res := n.mustPull(ref)
+	if res.Attempts != 2 || res.Bytes > layer-4<<20 {
+		t.Errorf("%d attempts, %d bytes of a layer of %d that was half there", res.Attempts, res.Bytes, layer)
+	}
+	n.noLeases()
 }
 
 func TestALabelThatHoldsTheSnapshotIsWrittenAgain(t *testing.T) {

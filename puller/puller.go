@@ -152,6 +152,9 @@ func newPuller(path string, client *containerd.Client, opts Options) (*Puller, e
 	if opts.Registry.Logins == nil {
 		opts.Registry.Logins = &resolver.Logins{}
 	}
+	if opts.Registry.Pauses == nil {
+		opts.Registry.Pauses = &resolver.Pauses{}
+	}
 	conn, ok := client.Conn().(*grpc.ClientConn)
 	if !ok {
 		return nil, errors.New("the client of containerd has no gRPC connection")

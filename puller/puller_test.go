@@ -483,6 +483,9 @@ func TestTheDaemonsOwnSettingsHold(t *testing.T) {
 	for _, version := range testenv.Smoke() {
 		t.Run("containerd "+version, func(t *testing.T) {
 			n := startNode(t, testenv.Config{Version: version, Snapshotter: "native", DiscardUnpackedLayers: true}, puller.Options{})
+			if version == testenv.V23 { // which does not say
+				n.puller = n.connect(puller.Options{DiscardUnpackedLayers: true, Registry: resolver.Options{HostsDirs: []string{n.HostsDir}}})
+			}
 			img := n.images.Kernels(1)[0]
 			n.reg.Push(n.images, img, "public/kernel:1")
 			hosts := filepath.Join(n.HostsDir, "named.example")

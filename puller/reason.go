@@ -136,14 +136,19 @@ func reasonOfOwn(err error) Reason {
 func reasonOfRegistry(err error) Reason {
 	var status int
 	var refused *resolver.RefusedError
+	var paused *resolver.PausedError
 	var unexpected remoteerrors.ErrUnexpectedStatus
 	switch {
 	case errors.Is(err, resolver.ErrNotAnImage):
 		return NotAnImage
 	case errors.Is(err, resolver.ErrRealm):
 		return Denied
+	case errors.Is(err, resolver.ErrHostsConfig):
+		return BadHostsConfig
 	case errors.As(err, &refused):
 		status = refused.Status()
+	case errors.As(err, &paused):
+		status = paused.Status
 	case errors.As(err, &unexpected):
 		status = unexpected.StatusCode
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
@@ -111,6 +112,32 @@ func (p *Puller) collectGarbage(ctx context.Context) error {
 		return err
 	}
 	return p.deleteLease(ctx, l.ID, leases.SynchronousDelete)
+}
+
+// isOrphaned tells whether a snapshotter could not make a snapshot since the folder of
+// another one is in its place: a containerd that was killed in the middle had made the
+// folder, and its database does not know of it.
+func isOrphaned(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "failed to rename") && strings.Contains(text, "file exists")
+}
+
+// cleanUp removes the extractions that an earlier pull of the image did not end. Once
+// something was removed from a snapshotter, the daemon's next garbage collection also
+// removes the folders that belong to no snapshot. It tells whether there was any.
+func (a *attempt) cleanUp(ctx context.Context) bool {
+	held, err := a.p.client.LeasesService().ListResources(ctx, leaseOf(a.ref))
+	if err != nil {
+		return false
+	}
+	found := false
+	for _, r := range held {
+		name, ok := strings.CutPrefix(r.Type, "snapshots/")
+		if ok && strings.HasPrefix(r.ID, snapshots.UnpackKeyPrefix) && a.p.client.SnapshotService(name).Remove(ctx, r.ID) == nil {
+			found = true
+		}
+	}
+	return found && a.p.collectGarbage(ctx) == nil
 }
 
 // extracted finds the layer in the unpacker's error.

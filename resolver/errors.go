@@ -43,6 +43,8 @@ type Attempt struct {
 	Status int
 	// Answer is what the registry said, on one line and without secrets.
 	Answer string
+	// Hosts are the answers of all hosts that were asked: mirrors, then the registry.
+	Hosts []Request
 	// Hint is what may be the cause, where something speaks for it.
 	Hint string
 }
@@ -85,13 +87,25 @@ var weight = map[int]int{http.StatusUnauthorized: 1, http.StatusNotFound: 2, htt
 // String returns the attempt in words.
 func (a Attempt) String() string {
 	if a.Credential == Anonymous {
-		return "anonymous got " + a.Answer
+		return "anonymous got " + a.Answer + listed(a.Hosts)
 	}
-	text := fmt.Sprintf("credential %s (%s) got %s", a.Credential, a.About, a.Answer)
+	text := fmt.Sprintf("credential %s (%s) got %s%s", a.Credential, a.About, a.Answer, listed(a.Hosts))
 	if a.Hint != "" {
 		text += " (" + a.Hint + ")"
 	}
 	return text
+}
+
+// listed says what each host answered, where there were several.
+func listed(hosts []Request) string {
+	if len(hosts) < 2 {
+		return ""
+	}
+	var list []string
+	for _, h := range hosts {
+		list = append(list, h.String())
+	}
+	return " (hosts asked: " + strings.Join(list, ", ") + ")"
 }
 
 func newAttempt(s *session, err error) Attempt {

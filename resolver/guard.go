@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"time"
@@ -30,21 +31,32 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 
 func sameOrigin(a, b *url.URL) bool { return a.Scheme == b.Scheme && a.Host == b.Host }
 
-// stallGuard ends a request whose body brings nothing for a time. Containerd's
-// transport limits the time until the headers are there and nothing after that.
+// minRate is how many bytes a second a body has to bring, over a whole StallTimeout
+// of waiting: a peer that sends a byte now and then holds a download for ever.
+const minRate = 100
+
+// stallGuard ends a request whose answer does not come, or whose body stops coming.
+// Containerd's transport limits the time until the headers are there to 30 s, and
+// nothing after that.
 type stallGuard struct {
 	next    http.RoundTripper
 	timeout time.Duration
 }
 
+// RoundTrip limits the wait for the answer and for each part of it.
 func (g *stallGuard) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
+	watch := time.AfterFunc(g.timeout, func() { cancel(ErrStalled) })
 	resp, err := g.next.RoundTrip(req.WithContext(ctx))
+	watch.Stop()
 	if err != nil {
+		if context.Cause(ctx) == ErrStalled {
+			err = fmt.Errorf("no answer in %s: %w", g.timeout, ErrStalled)
+		}
 		cancel(nil)
 		return nil, err
 	}
-	resp.Body = &stallBody{resp.Body, ctx, cancel, g.timeout}
+	resp.Body = &stallBody{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, timeout: g.timeout}
 	return resp, nil
 }
 
@@ -55,16 +67,44 @@ type stallBody struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	timeout time.Duration
+
+	waited time.Duration // since the rate was looked at
+	got    int64         // in that time
 }
 
 func (b *stallBody) Read(p []byte) (int, error) {
+	began := time.Now()
 	watch := time.AfterFunc(b.timeout, func() { b.cancel(ErrStalled) })
 	n, err := b.ReadCloser.Read(p)
 	watch.Stop()
-	if err != nil && err != io.EOF && context.Cause(b.ctx) == ErrStalled {
+	b.waited += time.Since(began)
+	b.got += int64(n)
+	switch {
+	case err == io.EOF:
+	case err == nil:
+		err = b.checkRate()
+	case context.Cause(b.ctx) == ErrStalled:
 		err = fmt.Errorf("no byte for %s: %w", b.timeout, ErrStalled)
+	case b.ctx.Err() == nil:
+		// A connection that broke, in whatever way. Containerd's fetcher goes on from
+		// where it was after this error only.
+		slog.Debug("the connection to the registry broke", "error", Sanitize(err.Error()))
+		err = io.ErrUnexpectedEOF
 	}
 	return n, err
+}
+
+// checkRate fails once too little came in the time that was waited.
+func (b *stallBody) checkRate() error {
+	if b.waited < b.timeout {
+		return nil
+	}
+	if float64(b.got) < minRate*b.waited.Seconds() {
+		b.cancel(ErrStalled)
+		return fmt.Errorf("%d bytes in %s: %w", b.got, b.waited.Round(time.Millisecond), ErrStalled)
+	}
+	b.waited, b.got = 0, 0
+	return nil
 }
 
 func (b *stallBody) Close() error {

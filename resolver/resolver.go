@@ -44,10 +44,13 @@ type Options struct {
 	PassUpstreamCredentials bool
 	// Logins remembers refused logins over several resolvers, where it is set.
 	Logins *Logins
+	// Pauses remembers which registries have asked to be left alone, over several
+	// resolvers, where it is set.
+	Pauses *Pauses
 	// UserAgent is sent with each request.
 	UserAgent string
-	// StallTimeout ends a request whose answer brings no byte for so long. 60 s
-	// where it is not set.
+	// StallTimeout ends a request that is not answered for so long, or whose answer
+	// brings no byte, or next to nothing. 60 s where it is not set.
 	StallTimeout time.Duration
 }
 
@@ -80,6 +83,9 @@ func New(named reference.Named, known *ocispec.Descriptor, keyring Keyring, opts
 	}
 	if opts.Logins == nil {
 		opts.Logins = &Logins{}
+	}
+	if opts.Pauses == nil {
+		opts.Pauses = &Pauses{}
 	}
 	return &Resolver{opts: opts, named: named, known: known, keyring: keyring}
 }
@@ -206,12 +212,15 @@ func (r *Resolver) session(ctx context.Context) (*session, error) {
 	if s != nil {
 		return s, nil
 	}
-	// The content is known, a login is not. Asking for it by digest finds one.
-	named, err := reference.WithDigest(reference.TrimNamed(r.named), r.known.Digest)
-	if err != nil {
-		return nil, err
+	named := r.named
+	if r.known != nil { // the content is known, a login is not: asking for it by digest finds one
+		digested, err := reference.WithDigest(reference.TrimNamed(r.named), r.known.Digest)
+		if err != nil {
+			return nil, err
+		}
+		named = digested
 	}
-	s, _, err = r.login(ctx, named)
+	s, _, err := r.login(ctx, named)
 	return s, err
 }
 
@@ -271,11 +280,14 @@ func (r *Resolver) try(ctx context.Context, named reference.Named, cred *secrets
 		return s, desc, nil
 	}
 	s.close()
+	outcomes := s.outcomes()
+	err = decisive(err, outcomes)
 	attempt := newAttempt(s, err)
+	attempt.Hosts = outcomes
 	done(&attempt)
 	r.tried = append(r.tried, attempt)
 	if !isRefusal(err) {
-		return nil, desc, fmt.Errorf("resolving %s as %s: %w", named, s.name(), err)
+		return nil, desc, fmt.Errorf("resolving %s as %s%s: %w", named, s.name(), listed(outcomes), err)
 	}
 	return nil, desc, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"sync"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
@@ -22,13 +21,18 @@ type session struct {
 	registry   string // the registry's host, as containerd reaches it
 	resolver   remotes.ResolverWithOptions
 
-	mu      sync.Mutex      // guards what follows
-	guards  []*stallGuard   // one for each transport
-	mirrors map[string]bool // the hosts that hosts.toml names for the registry
+	opts       Options
+	requests   requests
+	hostsError *hostsHook
+
+	mu         sync.Mutex          // guards what follows
+	transports []http.RoundTripper // as containerd made them
+	hosts      []string            // in the order in which they are asked
+	mirrors    map[string]bool     // the hosts that hosts.toml names for the registry
 }
 
 func newSession(ctx context.Context, named reference.Named, cred *secrets.Credential, keyring Keyring, opts Options) *session {
-	s := &session{credential: cred, registry: reference.Domain(named)}
+	s := &session{credential: cred, registry: reference.Domain(named), opts: opts, hostsError: &hostsHook{}}
 	if s.registry == "docker.io" {
 		s.registry = "registry-1.docker.io" // where containerd finds Docker Hub
 	}
@@ -44,10 +48,10 @@ func newSession(ctx context.Context, named reference.Named, cred *secrets.Creden
 		return nil
 	}
 	headers := http.Header{"User-Agent": {opts.UserAgent}}
-	hosts := config.ConfigureHosts(ctx, config.HostOptions{
+	hosts := config.ConfigureHosts(s.hostsError.listen(ctx), config.HostOptions{
 		HostDir:        hostDir(opts.HostsDirs),
 		Credentials:    s.confine(forMirror),
-		UpdateClient:   func(c *http.Client) error { s.guard(c, opts.StallTimeout); return nil },
+		UpdateClient:   func(c *http.Client) error { s.guard(c); return nil },
 		AuthorizerOpts: []docker.AuthorizerOpt{docker.WithAuthHeader(headers)},
 	})
 	r := docker.NewResolver(docker.ResolverOptions{Hosts: s.remember(reference.Domain(named), hosts), Headers: headers})
@@ -57,24 +61,49 @@ func newSession(ctx context.Context, named reference.Named, cred *secrets.Creden
 
 // guard puts kip's guards on a client that containerd made. It may be called
 // twice for one client: containerd does so for a host that only has headers.
-func (s *session) guard(c *http.Client, stall time.Duration) {
+func (s *session) guard(c *http.Client) {
 	c.CheckRedirect = checkRedirect
-	if _, ok := c.Transport.(*stallGuard); ok {
+	if _, ok := c.Transport.(*answers); ok {
 		return
 	}
-	g := &stallGuard{next: c.Transport, timeout: stall}
-	c.Transport = g
+	s.mu.Lock()
+	s.transports = append(s.transports, c.Transport)
+	s.mu.Unlock()
+	t := c.Transport
+	t = &recorder{t, &s.requests, s.name()}
+	t = &stallGuard{next: t, timeout: s.opts.StallTimeout}
+	t = &pauser{t, s.opts.Pauses}
+	c.Transport = &answers{next: t, isToken: s.isToken, isLast: s.isLast}
+}
+
+// isToken tells a request for a token from one to a registry, by its path: all of a
+// registry's begin with the path of its host.
+func (s *session) isToken(req *http.Request) bool {
+	q := req.URL.Query()
+	return q.Has("service") || q.Has("scope")
+}
+
+// isLast tells whether a host is the last one that is asked.
+func (s *session) isLast(host string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.guards = append(s.guards, g)
+	return len(s.hosts) == 0 || s.hosts[len(s.hosts)-1] == host
+}
+
+// outcomes are the last answers of each host, in the order of the hosts.
+func (s *session) outcomes() []Request {
+	s.mu.Lock()
+	hosts := s.hosts
+	s.mu.Unlock()
+	return s.requests.outcomes(hosts)
 }
 
 // close gives up the connections that nobody reads from.
 func (s *session) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, g := range s.guards {
-		(&http.Client{Transport: g.next}).CloseIdleConnections()
+	for _, t := range s.transports {
+		(&http.Client{Transport: t}).CloseIdleConnections()
 	}
 }
 
@@ -128,8 +157,11 @@ func hostDir(roots []string) func(host string) (string, error) {
 func (s *session) remember(registry string, hosts docker.RegistryHosts) docker.RegistryHosts {
 	made := sync.OnceValues(func() ([]docker.RegistryHost, error) {
 		list, err := hosts(registry)
+		if err = s.hostsError.check(registry, err); err != nil {
+			return nil, err
+		}
 		s.guardHosts(list)
-		return list, err
+		return list, nil
 	})
 	return func(string) ([]docker.RegistryHost, error) { return made() }
 }
@@ -140,6 +172,7 @@ func (s *session) guardHosts(hosts []docker.RegistryHost) {
 	defer s.mu.Unlock()
 	s.mirrors = map[string]bool{}
 	for i, h := range hosts {
+		s.hosts = append(s.hosts, h.Host)
 		s.mirrors[h.Host] = h.Host != s.registry
 		if s.credential != nil && s.credential.RegistryToken && h.Host == s.registry {
 			hosts[i].Authorizer = bearer{h.Host, s.credential.Password}

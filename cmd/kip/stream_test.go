@@ -18,11 +18,12 @@ const wait = time.Minute
 type reports struct {
 	*io.PipeWriter
 	cycles chan agent.Report
+	last   agent.Report
 }
 
 func newReports() *reports {
 	out, in := io.Pipe()
-	r := &reports{in, make(chan agent.Report, 100)}
+	r := &reports{PipeWriter: in, cycles: make(chan agent.Report, 100)}
 	go func() {
 		d := json.NewDecoder(out)
 		for {
@@ -40,9 +41,10 @@ func (r *reports) next(t *testing.T) agent.Report {
 	t.Helper()
 	select {
 	case report := <-r.cycles:
+		r.last = report
 		return report
 	case <-time.After(wait):
-		t.Fatal("no further cycle")
+		t.Fatalf("no further cycle after %+v", r.last)
 		return agent.Report{}
 	}
 }

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"net"
 	"net/http"
 	"strconv"
 )
@@ -18,6 +19,8 @@ type Answer struct {
 	Body   string
 	// Length is the Content-Length, the body's own where it is 0.
 	Length int
+	// Reset breaks the connection after so many bytes of the body.
+	Reset int
 	// Stall keeps the answer open after the body until the client gives up.
 	Stall bool
 }
@@ -35,12 +38,31 @@ func StartFake(t T, script func(req *http.Request) Answer) *Fake {
 		}
 		w.Header().Set("Content-Length", strconv.Itoa(a.Length))
 		w.WriteHeader(a.Status)
+		if a.Reset > 0 && a.Reset < len(a.Body) {
+			w.Write([]byte(a.Body[:a.Reset]))
+			reset(w)
+			return
+		}
 		w.Write([]byte(a.Body))
 		if a.Stall {
 			http.NewResponseController(w).Flush()
 			<-req.Context().Done()
 		}
 	}))}
+}
+
+// reset ends a connection in the way that a firewall does.
+func reset(w http.ResponseWriter) {
+	c := http.NewResponseController(w)
+	c.Flush()
+	conn, _, err := c.Hijack()
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		tcp.SetLinger(0)
+	}
+	conn.Close()
 }
 
 // Host is the server's address, as it stands in image names.
