@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +19,7 @@ import (
 
 	"example.com/kip/internal/testenv"
 	"example.com/kip/puller"
+	"example.com/kip/resolver"
 )
 
 // difference is a label that kip leaves at a daemon and CRI's own pull does not, or
@@ -158,4 +162,59 @@ func TestKipAndTheKubeletPullTheSameImageAtOnce(t *testing.T) {
 	}
 	n.collectGarbage()
 	n.noLeases()
+}
+
+func TestMirrorsAreAskedInCrictlsOrder(t *testing.T) {
+	for _, version := range testenv.Smoke() {
+		t.Run("containerd "+version, func(t *testing.T) {
+			n := startNode(t, testenv.Config{Version: version}, puller.Options{})
+			img := n.images.Kernels(1)[0]
+			n.reg.Push(n.images, img, "public/kernel:1")
+			var mu sync.Mutex
+			var asked []string
+			hosts := "server = \"http://" + n.reg.Host + "\"\n"
+			for name, status := range map[string]int{"first": 404, "second": 500, "third": 403} {
+				mirror := testenv.StartFake(t, func(req *http.Request) testenv.Answer {
+					if strings.HasSuffix(req.URL.Path, "/manifests/1") {
+						mu.Lock()
+						defer mu.Unlock()
+						asked = append(asked, name+" "+req.URL.RawQuery)
+					}
+					return testenv.Answer{Status: status}
+				})
+				hosts += "[host.\"http://" + mirror.Host() + "\"]\n"
+				if name == "third" {
+					hosts += "capabilities = [\"pull\"]\n" // not for tags
+				}
+			}
+			pull := func(n *node, by func()) []string {
+				t.Helper()
+				dir := filepath.Join(n.HostsDir, "named.example")
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(hosts), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				asked = nil
+				n.reg.Forget()
+				by()
+				if len(n.reg.Requests()) == 0 {
+					t.Error("the registry itself was not asked")
+				}
+				return slices.Compact(slices.Clone(asked))
+			}
+			const ref = "named.example/public/kernel:1"
+			if version == testenv.V23 { // which does not say where its hosts.toml files are
+				n.puller = n.connect(puller.Options{Registry: resolver.Options{HostsDirs: []string{n.HostsDir}}})
+			}
+			kip := pull(n, func() { n.mustPull(ref) })
+			other := n.in(t)
+			other.Containerd = testenv.StartContainerd(t, testenv.Config{Version: version})
+			cri := pull(other, func() { other.CRIPull(ref, "", "") })
+			if diff := cmp.Diff(cri, kip); diff != "" || len(kip) < 2 {
+				t.Errorf("asked (-CRI +kip):\n%s", diff)
+			}
+		})
+	}
 }

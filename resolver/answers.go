@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 )
 
@@ -44,8 +45,11 @@ func (t *answers) RoundTrip(req *http.Request) (*http.Response, error) {
 			resp.ContentLength = -1
 		}
 	}
-	if req.Method == http.MethodGet && resp.StatusCode >= http.StatusBadRequest {
+	switch {
+	case req.Method == http.MethodGet && resp.StatusCode >= http.StatusBadRequest:
 		keepBody(resp)
+	case req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/manifests/"):
+		resp.Body = &bounded{resp.Body, docker.MaxManifestSize}
 	}
 	return resp, nil
 }
@@ -60,6 +64,21 @@ func (t *answers) askAgain(resp *http.Response) bool {
 		return t.isLast(resp.Request.URL.Host)
 	}
 	return false
+}
+
+// bounded is the body of a manifest. Containerd would read one that says no length to
+// its end, before it finds that it is too large.
+type bounded struct {
+	io.ReadCloser
+	left int64
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return n, fmt.Errorf("%w: its manifest has more than %d bytes", ErrNotAnImage, docker.MaxManifestSize)
+	}
+	return n, err
 }
 
 // keepBody reads the beginning of a refusal's text, which containerd closes before it

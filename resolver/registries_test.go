@@ -133,6 +133,78 @@ func TestRegistriesThatMisbehave(t *testing.T) {
 	}
 }
 
+func TestWhatIsNoManifestIsNoImage(t *testing.T) {
+	const huge = 5 << 20 // containerd's limit is 4.4 MB
+	manifestOf := func(length int, digest bool) testenv.Answer {
+		a := testenv.Answer{Status: 200, Body: strings.Repeat(" ", length), Header: map[string]string{"Content-Type": manifestDesc.MediaType}}
+		if digest {
+			a.Header["Docker-Content-Digest"] = manifestDesc.Digest.String()
+		}
+		return a
+	}
+	for name, answer := range map[string]testenv.Answer{
+		"too large":                   manifestOf(huge, true),
+		"too large, without a digest": manifestOf(huge, false),
+		"schema 1":                    {Status: 200, Body: "{}", Header: map[string]string{"Content-Type": "application/vnd.docker.distribution.manifest.v1+prettyjws", "Docker-Content-Digest": manifestDesc.Digest.String()}},
+		"a page":                      {Status: 200, Body: "<html>", Header: map[string]string{"Content-Type": "text/html; charset=utf-8"}},
+	} {
+		reg := testenv.StartFake(t, func(*http.Request) testenv.Answer { return answer })
+		r, ref := newResolver(t, reg.Host(), nil, resolver.Options{})
+		if _, _, err := r.Resolve(t.Context(), ref); !errors.Is(err, resolver.ErrNotAnImage) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+func TestARegistryAtAnIPv6Address(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Logf("this machine has no IPv6 loopback, so there is nothing to reach: %v", err)
+		return
+	}
+	var authorization atomic.Value
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if _, _, ok := req.BasicAuth(); !ok {
+			w.Header().Set("WWW-Authenticate", `Basic realm="r"`)
+			w.WriteHeader(401)
+			return
+		}
+		authorization.Store(req.Header.Get("Authorization"))
+		a := found(req)
+		for k, v := range a.Header {
+			w.Header().Set(k, v)
+		}
+		io.WriteString(w, a.Body)
+	})}
+	go server.Serve(l)
+	defer server.Close()
+	root := nodeHosts(t, l.Addr().String(), map[string]string{"hosts.toml": "server = \"http://" + l.Addr().String() + "\"\n"})
+	r, ref := newResolver(t, l.Addr().String(), keyring{credential("a", "alice", "1")}, resolver.Options{HostsDirs: []string{root}})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil || authorization.Load() != basic("alice", "1") {
+		t.Errorf("authorization %v, error %v", authorization.Load(), err)
+	}
+}
+
+func TestHTTP2IsUsedWhereItIsOffered(t *testing.T) {
+	var proto atomic.Value
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		proto.Store(req.Proto)
+		a := found(req)
+		for k, v := range a.Header {
+			w.Header().Set(k, v)
+		}
+		io.WriteString(w, a.Body)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	root := nodeHosts(t, "named.example", map[string]string{"hosts.toml": "[host.\"" + server.URL + "\"]\nskip_verify = true\n"})
+	r, ref := newResolver(t, "named.example", nil, resolver.Options{HostsDirs: []string{root}})
+	if _, _, err := r.Resolve(t.Context(), ref); err != nil || proto.Load() != "HTTP/2.0" {
+		t.Errorf("%v, error %v", proto.Load(), err)
+	}
+}
+
 func TestAPauseIsKeptByAllPullsAndForOneRegistry(t *testing.T) {
 	for status, value := range map[int]string{429: "3600", 503: "60"} {
 		var limited atomic.Bool

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -278,6 +279,9 @@ func (r *Resolver) try(ctx context.Context, named reference.Named, cred *secrets
 	if err == nil {
 		done(nil)
 		return s, desc, nil
+	}
+	if err != nil && desc.Digest == "" && strings.Contains(err.Error(), " byte manifest for ") { // docker.MaxManifestSize; it is NotFound there
+		err = fmt.Errorf("%w: its manifest is too large: %v", ErrNotAnImage, err)
 	}
 	s.close()
 	outcomes := s.outcomes()

@@ -59,6 +59,10 @@ func newSession(ctx context.Context, named reference.Named, cred *secrets.Creden
 	return s
 }
 
+// idleConns is how many connections to a host are kept for the next blob: as many as
+// are in use at once.
+const idleConns = 4
+
 // guard puts kip's guards on a client that containerd made. It may be called
 // twice for one client: containerd does so for a host that only has headers.
 func (s *session) guard(c *http.Client) {
@@ -69,6 +73,10 @@ func (s *session) guard(c *http.Client) {
 	s.mu.Lock()
 	s.transports = append(s.transports, c.Transport)
 	s.mu.Unlock()
+	if base, ok := c.Transport.(*http.Transport); ok {
+		base.ForceAttemptHTTP2 = true // containerd sets a dialer, with which net/http leaves it out
+		base.MaxIdleConnsPerHost = idleConns
+	}
 	t := c.Transport
 	t = &recorder{t, &s.requests, s.name()}
 	t = &stallGuard{next: t, timeout: s.opts.StallTimeout}

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -671,5 +674,36 @@ func TestTheAgentGivesUpWhatIsNoLongerWanted(t *testing.T) {
 		if leases, pins := left(); leases != step.leases || pins != step.pins {
 			t.Errorf("%s: %d leases and %d pins, want %d and %d\n%s", step.name, leases, pins, step.leases, step.pins, got)
 		}
+	}
+}
+
+func TestTheProxyOfTheEnvironmentIsUsed(t *testing.T) {
+	c := startCluster(t, testenv.UnderTest())
+	reg := testenv.StartRegistry(t, testenv.Basic, map[string]testenv.User{"team": {Password: "canary"}})
+	reg.Push(c.images, c.kernels[0], "team/kernel:1")
+	testenv.MountSecret(t, c.secrets, "upstream", map[string]testenv.Login{"upstream.example": {Username: "team", Password: "canary"}})
+	var proxied atomic.Int64
+	proxy := httpServer(t, func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Host != "upstream.example" {
+			http.Error(w, "not for this proxy", http.StatusBadGateway)
+			return
+		}
+		proxied.Add(1)
+		(&httputil.ReverseProxy{Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Host, p.Out.Host = reg.Host, reg.Host
+		}}).ServeHTTP(w, req)
+	})
+	hosts := filepath.Join(testenv.Dir(t), "named.example")
+	if err := os.MkdirAll(hosts, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(hosts, "hosts.toml"), []byte("server = \"http://upstream.example\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	// A process of its own: Go reads the variables once.
+	cmd := exec.CommandContext(t.Context(), testenv.Kip(t, testenv.Dir(t), false), "pull", "--hosts-dir", filepath.Dir(hosts), "named.example/team/kernel:1")
+	cmd.Env = append(os.Environ(), "HTTP_PROXY=http://"+proxy, "NO_PROXY=")
+	if out, err := cmd.CombinedOutput(); err != nil || proxied.Load() == 0 {
+		t.Errorf("%d requests came by the proxy, error %v\n%s", proxied.Load(), err, out)
 	}
 }
