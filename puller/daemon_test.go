@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 
@@ -216,6 +217,24 @@ func TestALabelThatHoldsTheSnapshotIsWrittenAgain(t *testing.T) {
 	n.collectGarbage()
 	if !slices.Contains(n.chains("overlayfs"), img.Chain().String()) || len(n.reg.Requests()) > 0 {
 		t.Errorf("snapshots %q, requests %v", n.chains("overlayfs"), n.reg.Requests())
+	}
+}
+
+func TestARecordOfOthersGetsCRIsLabel(t *testing.T) {
+	// CRI looks at its own namespace only, and would write the label itself there.
+	n := startNode(t, testenv.Config{}, puller.Options{Namespace: "elsewhere"})
+	img := n.images.Kernels(1)[0]
+	ref := n.reg.Push(n.images, img, "team/kernel:1")
+	n.mustPull(ref)
+	ctx := namespaces.WithNamespace(t.Context(), "elsewhere")
+	if _, err := n.client.ImageService().Update(ctx, images.Image{Name: ref, Target: img.Manifest, Labels: map[string]string{"team.example/owner": "x"}}); err != nil {
+		t.Fatal(err)
+	}
+	n.mustPull(ref)
+	got, err := n.client.ImageService().Get(ctx, ref)
+	want := map[string]string{"team.example/owner": "x", "io.cri-containerd.image": "managed"}
+	if diff := cmp.Diff(want, got.Labels); err != nil || diff != "" {
+		t.Errorf("labels (-want +got):\n%s error %v", diff, err)
 	}
 }
 

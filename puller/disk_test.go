@@ -87,10 +87,10 @@ func TestImagesWaitForTheSpaceThatOthersHaveReserved(t *testing.T) {
 		t.Fatal(err)
 	}
 	var wanted []puller.Wanted
-	for i := range 3 { // each needs 44 of 140, and takes no more
+	for i := range 3 { // each needs 44 of 130, and takes no more: the last has to wait
 		wanted = append(wanted, puller.Wanted{Image: n.push(fmt.Sprintf("third-%d", i), 20)})
 	}
-	n.fill(140)
+	n.fill(130)
 	for _, res := range n.puller.Sync(t.Context(), wanted, n.keyring, func(puller.Result) {}) {
 		if res.State != puller.Present {
 			t.Errorf("%s: %s: %s", res.Image, res.Reason, res.Message)
@@ -138,7 +138,7 @@ func TestAFullDiskIsNamedAndGivenBack(t *testing.T) {
 func TestAFullDiskLeavesTheOtherImagesOfTheSet(t *testing.T) {
 	n, big, small := smallDisk(t, 0)
 	n.fill(60)
-	wanted := []puller.Wanted{{Image: big}, {Image: small}, {Image: n.push("third", 10)}}
+	wanted := []puller.Wanted{{Image: big}, {Image: small}, {Image: n.push("third", 20)}} // which fits alone
 	for i, res := range n.puller.Sync(t.Context(), wanted, n.keyring, func(puller.Result) {}) {
 		if want := i > 0; (res.State == puller.Present) != want {
 			t.Errorf("%s: %s: %s", res.Image, res.Reason, res.Message)

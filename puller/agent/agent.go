@@ -71,6 +71,7 @@ func (a *Agent) Run(ctx context.Context, done func(Report) error) error {
 		return err
 	}
 	defer p.Close()
+	a.config.Secrets.Refresh() // what is there at first is no change
 	ctx, cancel := context.WithCancel(ctx)
 	changed := make(chan struct{}, 1)
 	var watch sync.WaitGroup
