@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
@@ -549,7 +550,7 @@ func TestTLSIsAsTheNodeSays(t *testing.T) {
 				}
 				io.WriteString(w, a.Body)
 			}))
-			server.Config.ErrorLog = nil
+			server.Config.ErrorLog = log.New(io.Discard, "", 0)
 			server.TLS = &tls.Config{Certificates: []tls.Certificate{in.cert}}
 			if in.wants {
 				pool := x509.NewCertPool()
@@ -569,5 +570,92 @@ func TestTLSIsAsTheNodeSays(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 		})
+	}
+}
+
+// raw serves what net/http's own conveniences would put right.
+func raw(t *testing.T, h http.HandlerFunc) string {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+func TestAnswersThatSayLittle(t *testing.T) {
+	chunked := func(h http.Header, body []byte) http.HandlerFunc {
+		return func(w http.ResponseWriter, req *http.Request) {
+			for k, v := range h {
+				w.Header()[k] = v
+			}
+			w.Header().Set("Content-Type", manifestDesc.MediaType)
+			w.WriteHeader(200)
+			http.NewResponseController(w).Flush() // so there is no length
+			if req.Method == "GET" {
+				w.Write(body)
+			}
+		}
+	}
+	other := digest.FromString("something else")
+	for name, in := range map[string]struct {
+		h      http.HandlerFunc
+		digest digest.Digest
+	}{
+		"no length":                  {chunked(http.Header{"Docker-Content-Digest": {manifestDesc.Digest.String()}}, manifest), manifestDesc.Digest},
+		"no length and no digest":    {chunked(nil, manifest), manifestDesc.Digest},
+		"a digest of something else": {chunked(http.Header{"Docker-Content-Digest": {other.String()}}, manifest), manifestDesc.Digest},
+		"a digest that is none":      {chunked(http.Header{"Docker-Content-Digest": {"latest"}}, manifest), manifestDesc.Digest},
+		"a body that never stops ...": {func(w http.ResponseWriter, req *http.Request) {
+			w.Header().Set("Content-Type", manifestDesc.MediaType)
+			for req.Method == "GET" {
+				if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+					return
+				}
+			}
+			http.NewResponseController(w).Flush()
+		}, ""},
+	} {
+		r, ref := newResolver(t, raw(t, in.h), nil, resolver.Options{})
+		_, desc, err := r.Resolve(t.Context(), ref)
+		if (err == nil) != (in.digest != "") || desc.Digest != in.digest && err == nil {
+			t.Errorf("%s: %v, error %v", name, desc, err)
+		}
+		if err != nil && !errors.Is(err, resolver.ErrNotAnImage) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+func TestCertificatesAsDockerHasThem(t *testing.T) {
+	ca := newAuthority(t)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		a := found(req)
+		for k, v := range a.Header {
+			w.Header().Set(k, v)
+		}
+		io.WriteString(w, a.Body)
+	}))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue("127.0.0.1", time.Now().Add(time.Hour))}}
+	server.StartTLS()
+	defer server.Close()
+	host := strings.TrimPrefix(server.URL, "https://")
+	for _, folder := range []string{host, strings.Replace(host, ":", "_", 1) + "_"} {
+		root := nodeHosts(t, folder, map[string]string{"ca.crt": ca.pem})
+		r, ref := newResolver(t, host, nil, resolver.Options{HostsDirs: []string{t.TempDir(), root}})
+		if _, _, err := r.Resolve(t.Context(), ref); err != nil {
+			t.Errorf("%s: %v", folder, err)
+		}
+	}
+}
+
+func TestARealmIsAWholeURL(t *testing.T) {
+	for _, realm := range []string{"/token", "token", "", "ftp://127.0.0.1/token"} {
+		reg := testenv.StartFake(t, func(*http.Request) testenv.Answer { return refuse(401, `Bearer realm="`+realm+`",service="s"`) })
+		r, ref := newResolver(t, reg.Host(), keyring{credential("a", "alice", "1")}, resolver.Options{NoAnonymousFallback: true})
+		if _, _, err := r.Resolve(t.Context(), ref); !errors.Is(err, resolver.ErrRealm) {
+			t.Errorf("%q: error %v", realm, err)
+		}
+		if got := sent(reg.Requests()); len(got) != 1 {
+			t.Errorf("%q: requests %q", realm, got)
+		}
 	}
 }
