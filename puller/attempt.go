@@ -196,11 +196,12 @@ func (a *attempt) pull(ctx context.Context, r *resolver.Resolver, gate *admissio
 	if err := a.p.checkVerifiers(); err != nil {
 		return err
 	}
-	ctx, a.resume, err = a.p.lease(ctx, a.ref)
+	held, err := a.p.lease(ctx, a.ref)
 	if err != nil {
 		return err
 	}
-	a.leased = true
+	defer a.p.letGo(held, a.ref)
+	ctx, a.leased, a.resume = held.ctx, true, held.resumed
 	if a.have.broken != "" {
 		if err := a.p.removeBlob(ctx, a.have.broken); err != nil {
 			return err

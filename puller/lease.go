@@ -5,9 +5,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 )
@@ -40,21 +42,68 @@ func leaseOf(ref Reference) leases.Lease {
 	}
 }
 
-// lease makes a context under kip's own lease for the image, or takes up the one
-// that an earlier attempt left: what that one downloaded is held by it. The client
-// would make a lease for each pull and drop it, with all partial downloads, when
-// the pull fails.
-func (p *Puller) lease(ctx context.Context, ref Reference) (leased context.Context, resumed bool, err error) {
+// hold is kip's own lease for an image while it is in use.
+type hold struct {
+	ctx     context.Context // under the lease
+	resumed bool            // the lease was there: an earlier attempt left it
+	lock    content.Writer  // see lockOf; nil where another kip has it
+}
+
+// lease makes kip's own lease for the image, or takes up the one that an earlier
+// attempt left: what that one downloaded is held by it. The client would make a lease
+// for each pull and drop it, with all partial downloads, when the pull fails. The
+// caller lets go of it.
+func (p *Puller) lease(ctx context.Context, ref Reference) (held hold, err error) {
 	l := leaseOf(ref)
 	err = p.createLease(ctx, l)
 	if errdefs.IsAlreadyExists(err) {
-		resumed = true
+		held.resumed = true
 		err = p.renew(ctx, l)
 	}
 	if err != nil {
-		return ctx, resumed, fmt.Errorf("making a lease: %w", err)
+		return held, fmt.Errorf("making a lease: %w", err)
 	}
-	return leases.WithLease(ctx, l.ID), resumed, nil
+	held.ctx = leases.WithLease(ctx, l.ID)
+	held.lock, err = p.client.ContentStore().Writer(held.ctx, content.WithRef(lockOf(l.ID)))
+	if err != nil && !errdefs.IsUnavailable(err) {
+		return held, fmt.Errorf("locking a lease: %w", err)
+	}
+	return held, nil
+}
+
+// letGo ends the use of a lease, which itself stays.
+func (p *Puller) letGo(held hold, ref Reference) {
+	if held.lock == nil {
+		return
+	}
+	held.lock.Close()
+	p.abort(held.ctx, lockOf(leaseOf(ref).ID))
+}
+
+// lockOf is the name of an ingest, always empty, that is open while a kip pulls under
+// a lease. The daemon lets one client at a time have it, and ends that when the client
+// is gone, however it went: so kips in other processes and pods can tell a lease that
+// is in use from one that was left.
+func lockOf(lease string) string { return lease + "-in-use" }
+
+// inUse tells whether a kip pulls under a lease.
+func (p *Puller) inUse(ctx context.Context, lease string) bool {
+	w, err := p.client.ContentStore().Writer(ctx, content.WithRef(lockOf(lease)))
+	if err != nil {
+		return errdefs.IsUnavailable(err)
+	}
+	w.Close()
+	p.abort(ctx, lockOf(lease))
+	return false
+}
+
+// abort removes an ingest.
+func (p *Puller) abort(ctx context.Context, ref string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := p.client.ContentStore().Abort(ctx, ref); err != nil && !errdefs.IsNotFound(err) {
+		slog.Debug("an ingest is left behind", "ingest", ref, "error", err)
+	}
 }
 
 func (p *Puller) createLease(ctx context.Context, l leases.Lease) error {
@@ -118,14 +167,15 @@ func (p *Puller) deleteLease(ctx context.Context, id string, opts ...leases.Dele
 	return nil
 }
 
-// deleteLeases deletes those leases of kip whose image is as asked.
+// deleteLeases deletes those leases of kip that are not in use and whose image is as
+// asked.
 func (p *Puller) deleteLeases(ctx context.Context, which func(ref string) bool) error {
 	list, err := p.client.LeasesService().List(ctx, `labels."`+leaseLabel+`"`)
 	if err != nil {
 		return fmt.Errorf("listing the leases: %w", err)
 	}
 	for _, l := range list {
-		if which(l.Labels[leaseLabel]) {
+		if which(l.Labels[leaseLabel]) && !p.inUse(ctx, l.ID) {
 			err = errors.Join(err, p.deleteLease(ctx, l.ID))
 		}
 	}

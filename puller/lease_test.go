@@ -3,6 +3,7 @@ package puller_test
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -110,6 +111,30 @@ func TestALeaseThatIsNoLongerOfUseGoes(t *testing.T) {
 				t.Errorf("ingests left behind: %v, error %v", list, err)
 			}
 		})
+	}
+}
+
+func TestALeaseInUseIsLeftToItsUser(t *testing.T) {
+	n := startNode(t, testenv.Config{}, puller.Options{Retries: 1})
+	other := n.connect(puller.Options{})
+	img := n.images.Image(n.images.Layer(testenv.Hello(t)), n.images.Noise("noise", 16<<20))
+	ref := n.reg.Push(n.images, img, "team/kernel:1")
+	n.reg.Forget()
+	n.reg.OnBlob(img.Layers[1].Digest, 8<<20, func() {
+		if err := other.Release(t.Context(), nil); err != nil { // a node agent that does not want this image
+			t.Error(err)
+		}
+		n.collectGarbage()
+	})
+	n.mustPull(ref)
+	got := fetched(n.reg.Requests())
+	slices.Sort(got)
+	if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
+		t.Errorf("fetched twice: %q", got)
+	}
+	n.noLeases()
+	if list, err := n.client.ContentStore().ListStatuses(n.ctx()); err != nil || len(list) > 0 {
+		t.Errorf("ingests left behind: %v, error %v", list, err)
 	}
 }
 

@@ -24,8 +24,8 @@ type past struct {
 	pulled time.Time
 	names  []string
 	need   int64
-	// hold is set while the image is left alone.
-	hold *hold
+	// rest is set while the image is left alone.
+	rest *rest
 	// setbacks counts how often in a row others have removed the image soon after a
 	// pull, or the disk became full in one.
 	setbacks int
@@ -36,9 +36,9 @@ type hopeless struct {
 	err            error
 }
 
-// hold is a time in which an image is not pulled, unless there is more room on the
+// rest is a time in which an image is not pulled, unless there is more room on the
 // disk than there was.
-type hold struct {
+type rest struct {
 	err    error
 	until  time.Time
 	enough int64 // free bytes with which it ends before; 0 where that cannot be seen
@@ -51,7 +51,7 @@ const (
 	soon         = time.Hour
 	firstRemoval = 2 * time.Hour
 	firstNoSpace = 10 * time.Minute
-	maxHold      = 6 * time.Hour
+	maxRest      = 6 * time.Hour
 )
 
 func (m *memory) of(ref Reference) *past {
@@ -103,7 +103,7 @@ func (m *memory) notePulled(ref Reference, names []string, need int64) {
 	defer m.mu.Unlock()
 	p := m.of(ref)
 	p.pulled, p.names, p.need = m.now(), names, need
-	p.hopeless, p.hold = nil, nil
+	p.hopeless, p.rest = nil, nil
 }
 
 // notePresent remembers that the image is still there.
@@ -111,7 +111,7 @@ func (m *memory) notePresent(ref Reference) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.of(ref)
-	p.hold = nil
+	p.rest = nil
 	if m.now().Sub(p.pulled) > soon {
 		p.setbacks = 0
 	}
@@ -135,7 +135,7 @@ func (m *memory) noteRemoved(ref Reference, full bool, free int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.of(ref)
-	if p.hold != nil || p.pulled.IsZero() {
+	if p.rest != nil || p.pulled.IsZero() {
 		return
 	}
 	p.setbacks++
@@ -145,9 +145,9 @@ func (m *memory) noteRemoved(ref Reference, full bool, free int64) {
 	}
 	after := m.now().Sub(p.pulled).Round(time.Second)
 	p.pulled = time.Time{}
-	p.hold = m.newHold(p.setbacks-1, firstRemoval, fmt.Errorf("%w: others removed it %s after it was pulled", errRemoved, after))
+	p.rest = m.newRest(p.setbacks-1, firstRemoval, fmt.Errorf("%w: others removed it %s after it was pulled", errRemoved, after))
 	if free >= 0 { // they made room down to this, and would again
-		p.hold.enough = free + max(p.need, 1)
+		p.rest.enough = free + max(p.need, 1)
 	}
 }
 
@@ -157,16 +157,16 @@ func (m *memory) noteNoSpace(ref Reference, need, free int64, err error) {
 	defer m.mu.Unlock()
 	p := m.of(ref)
 	p.setbacks++
-	p.hold = m.newHold(p.setbacks-1, firstNoSpace, err)
+	p.rest = m.newRest(p.setbacks-1, firstNoSpace, err)
 	if free >= 0 { // what was free was not enough, whatever kip had thought
-		p.hold.enough = max(need, free+need/10, 1)
+		p.rest.enough = max(need, free+need/10, 1)
 	}
 }
 
-func (m *memory) newHold(times int, first time.Duration, err error) *hold {
-	wait := min(first<<min(times, 10), maxHold)
+func (m *memory) newRest(times int, first time.Duration, err error) *rest {
+	wait := min(first<<min(times, 10), maxRest)
 	until := m.now().Add(wait)
-	return &hold{fmt.Errorf("%w (left alone until %s, or until there is more space)", err, until.UTC().Format(time.RFC3339)), until, 0}
+	return &rest{fmt.Errorf("%w (left alone until %s, or until there is more space)", err, until.UTC().Format(time.RFC3339)), until, 0}
 }
 
 // held returns why the image is to be left alone now, nil where it is not.
@@ -174,9 +174,9 @@ func (m *memory) held(ref Reference, free int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.of(ref)
-	h := p.hold
+	h := p.rest
 	if h == nil || m.now().After(h.until) || h.enough > 0 && free >= h.enough {
-		p.hold = nil
+		p.rest = nil
 		return nil
 	}
 	return h.err
