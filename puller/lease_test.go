@@ -60,8 +60,10 @@ func TestALeaseIsRenewedWithWhatItHolds(t *testing.T) {
 		t.Errorf("lease %+v, error %v", after, err)
 	}
 	now, err := n.client.LeasesService().ListResources(n.ctx(), after)
-	if err != nil || len(now) < len(held) {
-		t.Errorf("it held %v, and holds %v, error %v", held, now, err)
+	for _, r := range held { // ingests end, in content
+		if err != nil || r.Type == "content" && !slices.Contains(now, r) {
+			t.Errorf("it held %v, and holds %v, error %v", held, now, err)
+		}
 	}
 	n.collectGarbage()
 	if res := n.mustPull(ref); res.Bytes > layer-4<<20 {
