@@ -122,6 +122,7 @@ func (a *admission) config(ctx context.Context, desc ocispec.Descriptor) error {
 	if len(layers) != len(config.RootFS.DiffIDs) {
 		return fmt.Errorf("%w: its manifest has %d layers, and its configuration %d", errNotRunnable, len(layers), len(config.RootFS.DiffIDs))
 	}
+	a.close() // what was reserved for the snapshotter before this one
 	release, err := a.p.disk.reserve(ctx, func() (int64, error) {
 		need, err := a.p.need(ctx, layers, config.RootFS.DiffIDs)
 		a.need = need

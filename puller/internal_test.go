@@ -271,3 +271,33 @@ func TestWhatIsHopelessIsSoForOneDigestAndDaemon(t *testing.T) {
 		t.Error("an image that was not wanted meanwhile is not tried")
 	}
 }
+
+func TestWhatIsReservedIsGivenBackOnce(t *testing.T) {
+	d := disk{opts: DiskOptions{Threshold: 100}, path: t.TempDir()}
+	need := func() (int64, error) { return 1, nil }
+	first, err := d.reserve(t.Context(), need)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &admission{release: first}
+	second, err := d.reserve(t.Context(), need)
+	if err != nil || len(d.reserved) != 2 {
+		t.Fatalf("%d reserved, error %v", len(d.reserved), err)
+	}
+	a.close()
+	a.close()
+	if len(d.reserved) != 1 {
+		t.Errorf("%d reserved", len(d.reserved))
+	}
+	second()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	hold, err := d.reserve(t.Context(), need)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hold()
+	if _, err := d.reserve(ctx, func() (int64, error) { return 1 << 62, nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("a wait for others goes on after its context: %v", err)
+	}
+}
