@@ -44,21 +44,28 @@ func (a *attempt) repair(ctx context.Context) bool {
 }
 
 // isBroken tells whether a blob is at the daemon and has other bytes than its digest
-// says.
+// says. One that the daemon's garbage collection takes meanwhile is not broken.
 func isBroken(ctx context.Context, store content.Store, desc ocispec.Descriptor) bool {
-	if _, err := store.Info(ctx, desc.Digest); err != nil {
-		return false
+	known := func() bool {
+		_, err := store.Info(ctx, desc.Digest)
+		return err == nil
 	}
+	return known() && !isWhole(ctx, store, desc) && known()
+}
+
+// isWhole tells whether the bytes of a blob are those of its digest, as far as the
+// daemon answers.
+func isWhole(ctx context.Context, store content.Store, desc ocispec.Descriptor) bool {
 	ra, err := store.ReaderAt(ctx, desc)
 	if err != nil {
-		return errdefs.IsNotFound(err) // its file has gone
+		return !errdefs.IsNotFound(err) // its file has gone
 	}
 	defer ra.Close()
 	verifier := desc.Digest.Verifier()
 	if _, err := io.Copy(verifier, content.NewReader(ra)); err != nil {
-		return !isDaemonError(ctx, err)
+		return isDaemonError(ctx, err)
 	}
-	return !verifier.Verified()
+	return verifier.Verified()
 }
 
 // removeBlob removes a broken blob from the daemon, and waits until its file is
