@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -155,7 +156,7 @@ func (p *Puller) need(ctx context.Context, layers []ocispec.Descriptor, diffIDs 
 	}
 	files := p.opts.Disk.factor() - 1
 	need, counted := 0.0, map[digest.Digest]bool{}
-	chains := identity.ChainIDs(append([]digest.Digest(nil), diffIDs...))
+	chains := identity.ChainIDs(slices.Clone(diffIDs))
 	for _, name := range p.settings.Snapshotters {
 		for i, l := range layers {
 			_, err := p.client.SnapshotService(name).Stat(ctx, chains[i].String())

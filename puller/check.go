@@ -42,13 +42,13 @@ type Presence struct {
 func (p *Puller) Check(ctx context.Context, ref Reference) (Presence, error) {
 	ctx = p.context(ctx)
 	var have Presence
-	img, err := p.client.ImageService().Get(ctx, ref.String())
+	img, err := p.record(ctx, ref.String())
 	if errdefs.IsNotFound(err) {
 		have.Missing = []string{"record " + ref.String()}
 		return have, nil
 	}
 	if err != nil {
-		return have, fmt.Errorf("reading the image record %s: %w", ref, err)
+		return have, err
 	}
 	have.Target = &img.Target
 	if err := p.checkContent(ctx, &have); err != nil {
@@ -144,14 +144,14 @@ func (p *Puller) checkRecords(ctx context.Context, ref Reference, own images.Ima
 	for _, name := range ref.names(have.Target.Digest, have.ID) {
 		img, err := own, error(nil)
 		if name != own.Name {
-			img, err = p.client.ImageService().Get(ctx, name)
+			img, err = p.record(ctx, name)
 		}
 		if errdefs.IsNotFound(err) {
 			have.Missing = append(have.Missing, "record "+name)
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("reading the image record %s: %w", name, err)
+			return err
 		}
 		have.Names = append(have.Names, name)
 		have.Pinned = have.Pinned || img.Labels[pinnedLabel] == pinnedValue

@@ -45,8 +45,9 @@ type disk struct {
 	path string // empty while the filesystem cannot be seen
 
 	mu       sync.Mutex
-	reserved map[*int64]struct{} // what pulls in progress may still need
-	ended    chan struct{}       // closed at the end of a reservation, and made anew
+	pulls    int           // in progress that have reserved something
+	reserved int64         // what they may still need
+	ended    chan struct{} // closed at the end of a reservation, and made anew
 }
 
 // find looks for the filesystem, at the place that CRI names.
@@ -126,25 +127,23 @@ func (d *disk) try(need int64) (release func(), ended <-chan struct{}, err error
 		return func() {}, nil, nil
 	}
 	room := s.below(d.opts.Threshold)
-	others := int64(0)
-	for n := range d.reserved {
-		others += *n
-	}
 	switch {
-	case need+others <= room:
-	case len(d.reserved) > 0:
+	case need+d.reserved <= room:
+	case d.pulls > 0:
 		return nil, d.ended, nil
 	default:
 		return nil, nil, &spaceError{need: need, room: room, total: s.total, threshold: d.opts.Threshold, path: d.path}
 	}
-	if d.reserved == nil {
-		d.reserved, d.ended = map[*int64]struct{}{}, make(chan struct{})
+	if d.ended == nil {
+		d.ended = make(chan struct{})
 	}
-	d.reserved[&need] = struct{}{}
+	d.pulls++
+	d.reserved += need
 	return sync.OnceFunc(func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		delete(d.reserved, &need)
+		d.pulls--
+		d.reserved -= need
 		close(d.ended)
 		d.ended = make(chan struct{})
 	}), nil, nil

@@ -281,13 +281,13 @@ func TestWhatIsReservedIsGivenBackOnce(t *testing.T) {
 	}
 	a := &admission{release: first}
 	second, err := d.reserve(t.Context(), need)
-	if err != nil || len(d.reserved) != 2 {
-		t.Fatalf("%d reserved, error %v", len(d.reserved), err)
+	if err != nil || d.pulls != 2 {
+		t.Fatalf("%d reserved, error %v", d.pulls, err)
 	}
 	a.close()
 	a.close()
-	if len(d.reserved) != 1 {
-		t.Errorf("%d reserved", len(d.reserved))
+	if d.pulls != 1 {
+		t.Errorf("%d reserved", d.pulls)
 	}
 	second()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -97,9 +97,14 @@ func (p *Puller) inUse(ctx context.Context, lease string) bool {
 	return false
 }
 
+// afterwards is a context for what has to be done also when the pull was cancelled.
+func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+}
+
 // abort removes an ingest.
 func (p *Puller) abort(ctx context.Context, ref string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := afterwards(ctx)
 	defer cancel()
 	if err := p.client.ContentStore().Abort(ctx, ref); err != nil && !errdefs.IsNotFound(err) {
 		slog.Debug("an ingest is left behind", "ingest", ref, "error", err)
@@ -158,8 +163,7 @@ func (p *Puller) unlease(ctx context.Context, ref Reference, now bool) error {
 }
 
 func (p *Puller) deleteLease(ctx context.Context, id string, opts ...leases.DeleteOpt) error {
-	// Also when the pull was cancelled, hence without the cancelled context.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := afterwards(ctx)
 	defer cancel()
 	if err := p.client.LeasesService().Delete(ctx, leases.Lease{ID: id}, opts...); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("removing the lease %s: %w", id, err)

@@ -129,11 +129,7 @@ func TestALeaseInUseIsLeftToItsUser(t *testing.T) {
 		n.collectGarbage()
 	})
 	n.mustPull(ref)
-	got := fetched(n.reg.Requests())
-	slices.Sort(got)
-	if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
-		t.Errorf("fetched twice: %q", got)
-	}
+	n.fetchedOnce()
 	n.noLeases()
 	if list, err := n.client.ContentStore().ListStatuses(n.ctx()); err != nil || len(list) > 0 {
 		t.Errorf("ingests left behind: %v, error %v", list, err)

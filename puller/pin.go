@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
-	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 )
 
@@ -69,9 +69,9 @@ func (p *Puller) pin(ctx context.Context, results []Result) error {
 // isPinned tells whether one of the records keeps its image.
 func (p *Puller) isPinned(ctx context.Context, names []string) (bool, error) {
 	for _, name := range names {
-		img, err := p.client.ImageService().Get(ctx, name)
+		img, err := p.record(ctx, name)
 		if err != nil {
-			return false, fmt.Errorf("reading the image record %s: %w", name, err)
+			return false, err
 		}
 		if img.Labels[pinnedLabel] == pinnedValue {
 			return true, nil
@@ -84,9 +84,9 @@ func (p *Puller) isPinned(ctx context.Context, names []string) (bool, error) {
 // the snapshots, by their names.
 func (p *Puller) parts(ctx context.Context, r Result) (map[string]int64, error) {
 	store := p.client.ContentStore()
-	img, err := p.client.ImageService().Get(ctx, r.Ref)
+	img, err := p.record(ctx, r.Ref)
 	if err != nil {
-		return nil, fmt.Errorf("reading the image record %s: %w", r.Ref, err)
+		return nil, err
 	}
 	manifest, err := images.Manifest(ctx, store, img.Target, platforms.Default())
 	if err != nil {
@@ -105,7 +105,7 @@ func (p *Puller) parts(ctx context.Context, r Result) (map[string]int64, error) 
 		}
 	}
 	for _, name := range p.settings.Snapshotters {
-		for _, chain := range identity.ChainIDs(append([]digest.Digest(nil), diffIDs...)) {
+		for _, chain := range identity.ChainIDs(slices.Clone(diffIDs)) {
 			usage, err := p.client.SnapshotService(name).Usage(ctx, chain.String())
 			if err != nil {
 				return nil, fmt.Errorf("reading the size of the snapshot %s: %w", chain, err)
@@ -120,9 +120,9 @@ func (p *Puller) parts(ctx context.Context, r Result) (map[string]int64, error) 
 func (p *Puller) pinRecords(ctx context.Context, r *Result) error {
 	store := p.client.ImageService()
 	for _, name := range r.Names {
-		img, err := store.Get(ctx, name)
+		img, err := p.record(ctx, name)
 		if err != nil {
-			return fmt.Errorf("reading the image record %s: %w", name, err)
+			return err
 		}
 		if img.Labels[pinnedLabel] != pinnedValue {
 			img.Labels = map[string]string{pinnedLabel: pinnedValue, pinnedByLabel: r.Ref}

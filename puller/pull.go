@@ -80,8 +80,11 @@ func (p *Puller) pull(ctx context.Context, ref Reference, keyring resolver.Keyri
 		if err := p.tryAll(ctx, ref, known, have, keyring, res); err != nil {
 			return err
 		}
+		if have, err = p.Check(ctx, ref); err != nil {
+			return err
+		}
 	}
-	return p.confirm(ctx, ref, before, res)
+	return p.confirm(ctx, ref, before, have, res)
 }
 
 // mend writes what is missing beside the content.
@@ -143,15 +146,8 @@ func (p *Puller) checkVerifiers() error {
 	return nil
 }
 
-// confirm looks at the daemon again and fills in what is there.
-func (p *Puller) confirm(ctx context.Context, ref Reference, before Presence, res *Result) error {
-	have := before
-	if len(before.Missing) > 0 || res.Attempts > 0 {
-		var err error
-		if have, err = p.Check(ctx, ref); err != nil {
-			return err
-		}
-	}
+// confirm fills in what is there, once nothing is missing and the kubelet sees it.
+func (p *Puller) confirm(ctx context.Context, ref Reference, before, have Presence, res *Result) error {
 	if len(have.Missing) > 0 {
 		return fmt.Errorf("still missing after the pull: %q", have.Missing)
 	}

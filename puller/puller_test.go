@@ -183,17 +183,20 @@ func fetched(seen []testenv.Request) []string {
 	return list
 }
 
-// collectGarbage makes the daemon forget now what nothing refers to.
 func (n *node) collectGarbage() {
 	n.t.Helper()
-	manager := n.client.LeasesService()
-	l, err := manager.Create(n.ctx(), leases.WithRandomID())
-	if err == nil {
-		err = manager.Delete(n.ctx(), l, leases.SynchronousDelete)
+	testenv.CollectGarbage(n.t, n.client)
+}
+
+// fetchedOnce is fetched, sorted, and fails the test where something was fetched twice.
+func (n *node) fetchedOnce() []string {
+	n.t.Helper()
+	got := fetched(n.reg.Requests())
+	slices.Sort(got)
+	if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
+		n.t.Errorf("fetched twice: %q", got)
 	}
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	return got
 }
 
 func TestWhatIsRemovedIsRestored(t *testing.T) {
@@ -400,11 +403,7 @@ func TestTwoKipsPullTheSameImage(t *testing.T) {
 				t.Errorf("%s: %s: %s", ref, res.Reason, res.Message)
 			}
 		}
-		got := fetched(n.reg.Requests())
-		slices.Sort(got)
-		if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
-			t.Errorf("fetched twice: %q", got)
-		}
+		n.fetchedOnce()
 	}
 	n.noLeases()
 }

@@ -40,6 +40,16 @@ func (r Reference) names(target, id digest.Digest) []string {
 	return list
 }
 
+// record reads an image record; errdefs.IsNotFound is true of the error where there is
+// none.
+func (p *Puller) record(ctx context.Context, name string) (images.Image, error) {
+	img, err := p.client.ImageService().Get(ctx, name)
+	if err != nil {
+		return img, fmt.Errorf("reading the image record %s: %w", name, err)
+	}
+	return img, nil
+}
+
 // isManaged tells whether a record has CRI's label.
 func isManaged(img images.Image) bool { return img.Labels[managedLabel] == managedValue }
 

@@ -45,9 +45,9 @@ func (p *Puller) Remove(ctx context.Context, name string, allNames, wait bool) (
 // namesOf returns the records of the image that a name stands for.
 func (p *Puller) namesOf(ctx context.Context, name string) ([]string, error) {
 	store := p.client.ContentStore()
-	own, err := p.client.ImageService().Get(ctx, name)
+	own, err := p.record(ctx, name)
 	if err != nil {
-		return nil, fmt.Errorf("reading the image record %s: %w", name, err)
+		return nil, err
 	}
 	id, err := own.Config(ctx, store, platforms.Default())
 	if err != nil && !errdefs.IsNotFound(err) {

@@ -20,8 +20,6 @@ const maxAnswer = 1 << 20
 // resolver does not understand.
 type answers struct {
 	next http.RoundTripper
-	// isToken tells whether a request is for a token.
-	isToken func(*http.Request) bool
 	// isLast tells whether there is no further host to ask.
 	isLast func(host string) bool
 }
@@ -32,26 +30,37 @@ func (t *answers) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if req.Method == http.MethodPost || t.isToken(req) {
+	if isToken(req) {
 		return tokenAnswer(req, resp)
 	}
 	splitChallenges(resp.Header)
-	if req.Method == http.MethodHead && strings.Contains(req.URL.Path, "/manifests/") {
-		if t.askAgain(resp) {
-			// Some registries refuse HEAD in other words than this; a GET follows it.
-			resp.StatusCode, resp.Status = http.StatusMethodNotAllowed, "405 Method Not Allowed"
-		}
-		if resp.ContentLength == 0 { // no manifest is empty: a GET says how long it is
-			resp.ContentLength = -1
-		}
-	}
+	isManifest := strings.Contains(req.URL.Path, "/manifests/")
 	switch {
+	case req.Method == http.MethodHead && isManifest:
+		t.head(resp)
 	case req.Method == http.MethodGet && resp.StatusCode >= http.StatusBadRequest:
 		keepBody(resp)
-	case req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/manifests/"):
+	case req.Method == http.MethodGet && isManifest:
 		resp.Body = &bounded{resp.Body, docker.MaxManifestSize}
 	}
 	return resp, nil
+}
+
+// isToken tells a request for a token from one to a registry: kip posts nothing else,
+// and a registry is asked with neither of these.
+func isToken(req *http.Request) bool {
+	q := req.URL.Query()
+	return req.Method == http.MethodPost || q.Has("service") || q.Has("scope")
+}
+
+// head makes a HEAD of a manifest that says too little be followed by a GET.
+func (t *answers) head(resp *http.Response) {
+	if t.askAgain(resp) { // some registries refuse HEAD in other words than this
+		resp.StatusCode, resp.Status = http.StatusMethodNotAllowed, "405 Method Not Allowed"
+	}
+	if resp.ContentLength == 0 { // no manifest is empty
+		resp.ContentLength = -1
+	}
 }
 
 // askAgain tells whether the answer to a HEAD may be about HEAD only. That a mirror

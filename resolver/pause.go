@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"example.com/kip/internal/backoff"
 )
 
 // Pauses remembers, over all pulls of a process, which registries have asked to be
@@ -98,19 +100,13 @@ func (p *Pauses) wait(ctx context.Context, h *pause, host string) error {
 	p.mu.Lock()
 	until, status := h.until, h.status
 	p.mu.Unlock()
-	left := until.Sub(p.now())
-	if left > maxHeld {
+	switch left := until.Sub(p.now()); {
+	case left > maxHeld:
 		return &PausedError{host, status, until}
-	}
-	if left <= 0 {
-		return nil
-	}
-	select {
-	case <-time.After(left):
-		return nil
-	case <-ctx.Done():
+	case left > 0 && backoff.Sleep(ctx, left) != nil:
 		return context.Cause(ctx)
 	}
+	return nil
 }
 
 // leave notes an answer: a refusal begins or prolongs a pause, anything else that a

@@ -19,6 +19,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -157,6 +158,16 @@ func TestWhatIsNoManifestIsNoImage(t *testing.T) {
 	}
 }
 
+// serveFound answers as found says, on a server that a test makes itself.
+func serveFound(w http.ResponseWriter, req *http.Request) {
+	a := found(req)
+	for k, v := range a.Header {
+		w.Header().Set(k, v)
+	}
+	w.Header().Set("Content-Length", strconv.Itoa(len(a.Body)))
+	io.WriteString(w, a.Body)
+}
+
 func TestARegistryAtAnIPv6Address(t *testing.T) {
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
@@ -171,11 +182,7 @@ func TestARegistryAtAnIPv6Address(t *testing.T) {
 			return
 		}
 		authorization.Store(req.Header.Get("Authorization"))
-		a := found(req)
-		for k, v := range a.Header {
-			w.Header().Set(k, v)
-		}
-		io.WriteString(w, a.Body)
+		serveFound(w, req)
 	})}
 	go server.Serve(l)
 	defer server.Close()
@@ -190,11 +197,7 @@ func TestHTTP2IsUsedWhereItIsOffered(t *testing.T) {
 	var proto atomic.Value
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		proto.Store(req.Proto)
-		a := found(req)
-		for k, v := range a.Header {
-			w.Header().Set(k, v)
-		}
-		io.WriteString(w, a.Body)
+		serveFound(w, req)
 	}))
 	server.EnableHTTP2 = true
 	server.StartTLS()
@@ -430,11 +433,7 @@ func TestEachRequestHasALimit(t *testing.T) {
 func TestABodyThatTricklesIsStalled(t *testing.T) {
 	trickle := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !strings.Contains(req.URL.Path, "/blobs/") {
-			for k, v := range found(req).Header {
-				w.Header().Set(k, v)
-			}
-			w.Header().Set("Content-Length", fmt.Sprint(len(manifest)))
-			w.Write(manifest)
+			serveFound(w, req)
 			return
 		}
 		w.Header().Set("Content-Length", fmt.Sprint(len(layer)))
@@ -543,13 +542,7 @@ func TestTLSIsAsTheNodeSays(t *testing.T) {
 		{"no client's certificate", ca.issue("127.0.0.1", later), true, "ca = \"ca.crt\"", nil, "certificate required"},
 	} {
 		t.Run(in.name, func(t *testing.T) {
-			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-				a := found(req)
-				for k, v := range a.Header {
-					w.Header().Set(k, v)
-				}
-				io.WriteString(w, a.Body)
-			}))
+			server := httptest.NewUnstartedServer(http.HandlerFunc(serveFound))
 			server.Config.ErrorLog = log.New(io.Discard, "", 0)
 			server.TLS = &tls.Config{Certificates: []tls.Certificate{in.cert}}
 			if in.wants {
@@ -627,13 +620,7 @@ func TestAnswersThatSayLittle(t *testing.T) {
 
 func TestCertificatesAsDockerHasThem(t *testing.T) {
 	ca := newAuthority(t)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		a := found(req)
-		for k, v := range a.Header {
-			w.Header().Set(k, v)
-		}
-		io.WriteString(w, a.Body)
-	}))
+	server := httptest.NewUnstartedServer(http.HandlerFunc(serveFound))
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue("127.0.0.1", time.Now().Add(time.Hour))}}
 	server.StartTLS()
 	defer server.Close()

@@ -92,8 +92,8 @@ func New(named reference.Named, known *ocispec.Descriptor, keyring Keyring, opts
 }
 
 // Resolve returns the name that was given to New and the descriptor that it
-// stands for, which it asks once. It fails with a RefusedError when every credential was refused, and
-// with ErrNotAnImage when what is there is no manifest.
+// stands for, which it asks once. It fails with a RefusedError when every credential
+// was refused, and with ErrNotAnImage when what is there is no manifest.
 func (r *Resolver) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
 	if r.known != nil {
 		return ref, *r.known, nil
@@ -280,7 +280,7 @@ func (r *Resolver) try(ctx context.Context, named reference.Named, cred *secrets
 		done(nil)
 		return s, desc, nil
 	}
-	if err != nil && desc.Digest == "" && strings.Contains(err.Error(), " byte manifest for ") { // docker.MaxManifestSize; it is NotFound there
+	if desc.Digest == "" && strings.Contains(err.Error(), " byte manifest for ") { // docker.MaxManifestSize; it is NotFound there
 		err = fmt.Errorf("%w: its manifest is too large: %v", ErrNotAnImage, err)
 	}
 	s.close()

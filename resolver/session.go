@@ -81,14 +81,7 @@ func (s *session) guard(c *http.Client) {
 	t = &recorder{t, &s.requests, s.name()}
 	t = &stallGuard{next: t, timeout: s.opts.StallTimeout}
 	t = &pauser{t, s.opts.Pauses}
-	c.Transport = &answers{next: t, isToken: s.isToken, isLast: s.isLast}
-}
-
-// isToken tells a request for a token from one to a registry, by its path: all of a
-// registry's begin with the path of its host.
-func (s *session) isToken(req *http.Request) bool {
-	q := req.URL.Query()
-	return q.Has("service") || q.Has("scope")
+	c.Transport = &answers{next: t, isLast: s.isLast}
 }
 
 // isLast tells whether a host is the last one that is asked.

@@ -15,7 +15,6 @@ import (
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 
 	"example.com/kip/internal/testenv"
@@ -75,7 +74,7 @@ func (v *victim) recovers() {
 	if e := json.Unmarshal(stdout.Bytes(), &r); err != nil || e != nil || r.Present != len(v.images) {
 		v.t.Fatalf("kip: %v\n%s\n%s", err, stdout, stderr)
 	}
-	v.collectGarbage()
+	testenv.CollectGarbage(v.t, v.client)
 	left, err := v.client.LeasesService().List(v.ctx)
 	if err != nil || len(left) > 0 {
 		v.t.Fatalf("leases left behind: %v, error %v", left, err)
@@ -83,18 +82,6 @@ func (v *victim) recovers() {
 	open, err := v.client.ContentStore().ListStatuses(v.ctx)
 	if err != nil || len(open) > 0 {
 		v.t.Fatalf("ingests left behind: %v, error %v", open, err)
-	}
-}
-
-func (v *victim) collectGarbage() {
-	v.t.Helper()
-	manager := v.client.LeasesService()
-	l, err := manager.Create(v.ctx, leases.WithRandomID())
-	if err == nil {
-		err = manager.Delete(v.ctx, l, leases.SynchronousDelete)
-	}
-	if err != nil {
-		v.t.Fatal(err)
 	}
 }
 

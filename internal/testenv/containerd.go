@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -234,6 +236,22 @@ func (c *Containerd) Client() *containerd.Client {
 	}
 	cleanup(c.t, func() { client.Close() })
 	return client
+}
+
+// CollectGarbage makes the daemon of a client forget now, in the k8s.io namespace, what
+// nothing refers to.
+func CollectGarbage(t T, client *containerd.Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), "k8s.io"), limit)
+	defer cancel()
+	manager := client.LeasesService()
+	l, err := manager.Create(ctx, leases.WithRandomID())
+	if err == nil {
+		err = manager.Delete(ctx, l, leases.SynchronousDelete)
+	}
+	if err != nil {
+		t.Fatalf("collecting garbage: %v", err)
+	}
 }
 
 // CRI calls f with a connection to the daemon's socket.
